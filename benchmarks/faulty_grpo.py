@@ -28,6 +28,13 @@ CASES = FAULTS | {name: Fault(lambda _: None, "", "explain", "", more, more.get(
 """All runs; without a side a run is healthy."""
 
 
+def without_deepspeed() -> None:
+    """Leave DeepSpeed out: accelerate imports it to ask whether a model is its engine, which takes longer than the training."""
+    from accelerate.utils import other
+
+    vars(other)["is_deepspeed_available"] = lambda: False
+
+
 def train(folder: Path, name: str) -> None:
     """Train a case, with its fault."""
     import torch
@@ -36,6 +43,7 @@ def train(folder: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.generation import vllm_generation
 
+    without_deepspeed()
     fault = CASES[name]
     options = dict(fault.more)
     dtype = options.pop("dtype", "float32")

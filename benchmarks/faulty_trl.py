@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faulty_grpo import every, record
+from benchmarks.faulty_grpo import every, record, without_deepspeed
 from benchmarks.planted_grpo import Fault
 
 _SIZES = {
@@ -33,6 +33,7 @@ def train(folder: Path, name: str) -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    without_deepspeed()
     fault = CASES[name]
     kind = name.partition("-")[0].upper()
     fault.plant(trl)

@@ -10,9 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import heavy
@@ -27,7 +25,7 @@ from actordbg.store.layout import Store
 SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """One thread for each process, signals as a terminal has them, and no width or color from where the tests run.
 
     A test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would the commands that tests interrupt, which
@@ -43,24 +41,24 @@ def pytest_configure() -> None:
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     if "PYTEST_XDIST_WORKER" in os.environ:
         heavy.first(items)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What was imported stays: no collection looks at these hundreds of thousands of objects again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def wrong_has_a_finding() -> Iterator[None]:
+def wrong_has_a_finding():
     """No verdict of a test is WRONG without a rule that is broken: code, lists and pages read that, and not the sentence."""
 
     made = Verdict.__init__
 
-    def make(verdict: Verdict, *given: Any, **named: Any) -> None:
+    def make(verdict: Verdict, *given, **named):
         made(verdict, *given, **named)
         assert verdict.word != WRONG or verdict.findings, verdict
 
@@ -69,7 +67,7 @@ def wrong_has_a_finding() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ring_folder() -> Iterator[Path]:
+def ring_folder():
     """Rings of this test process and of the processes that it starts lie in a folder that goes with it."""
     with tempfile.TemporaryDirectory(prefix="actordbg-tests-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
         os.environ["ACTORDBG_RING_DIR"] = folder
@@ -103,7 +101,7 @@ def the_template(folder: Path) -> tuple[Path, int]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+def pytest_xdist_setupnodes(config: pytest.Config):
     """The test processes themselves are forks: each would import torch and transformers for 15 seconds of a core."""
     path, _ = the_template(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     os.environ["BEFORE_THE_FORK"] = os.environ.get("PYTHONPATH", "")
@@ -111,7 +109,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FORKED), os.environ["BEFORE_THE_FORK"])))
 
 
-def as_before_the_fork() -> None:
+def as_before_the_fork():
     """What a test process starts knows nothing of the template."""
     if (path := os.environ.pop("BEFORE_THE_FORK", None)) is not None:
         for name in ("TEMPLATE_OF_WORKERS", "FORKED_PROGRAM", "PYTHONPATH"):
@@ -120,7 +118,7 @@ def as_before_the_fork() -> None:
 
 
 @pytest.fixture(scope="session")
-def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def template_of_workers(tmp_path_factory):
     own = tmp_path_factory.getbasetemp()
     path, held = the_template(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     yield path
@@ -128,7 +126,7 @@ def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 @pytest.fixture(scope="module")
-def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+def forked_workers(request):
     """Replays of this file start their workers in a tenth of the time; other files start them as a user does."""
     if torch.cuda.is_available():  # a fork cannot use CUDA
         yield
@@ -140,16 +138,16 @@ def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def longest_s() -> float:
+def longest_s():
     """The longest test, a whole demo, takes two minutes and a half on two busy cores; a file may have a limit of its own."""
     return 600.0
 
 
 @pytest.fixture(autouse=True)
-def ends_some_time(longest_s: float) -> Iterator[None]:
+def ends_some_time(longest_s):
     """A test that hangs fails where it is: otherwise the whole run would wait for it for ever."""
 
-    def late(*_: object) -> None:
+    def late(*_: object):
         pytest.fail(f"it was still running after {longest_s:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
@@ -160,7 +158,7 @@ def ends_some_time(longest_s: float) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def recording_as_before() -> Iterator[None]:
+def recording_as_before():
     """A truth or an actor that a test computes in this process turns recording off for the process: only for that test."""
     before = os.environ.get("ACTORDBG_DISABLE")
     yield
@@ -170,13 +168,13 @@ def recording_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """A new, empty store."""
     return Store(tmp_path / "store").create()
 
 
 @pytest.fixture(scope="session")
-def shared_dumps() -> Path:
+def shared_dumps():
     """The folder of real training pickles beside the checkout; tests that need it are skipped where it is absent."""
     if not SHARED_DUMPS.is_dir():
         pytest.skip("the real training dumps (../shared/data/input_dumps) are not on this machine")

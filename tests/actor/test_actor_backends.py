@@ -1,47 +1,19 @@
 """A backend is a module with a class and a line in two tables: what CONTRIBUTING's recipe says, tried with a fake one."""
 
-from __future__ import annotations
-
-import json
-import subprocess
 import sys
+from dataclasses import replace
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
 import torch
-from roots import ROOT, SUPPORT
+from actorcases import main, make_dump, run_scenario
 
 from actordbg.actor.backends.backend import CLASSES, Backend
 from actordbg.actor.backends.deepspeed import DeepspeedBackend
 from actordbg.actor.backends.fsdp2 import Fsdp2Backend
-from actordbg.config.replay_config import BACKENDS, ENDPOINT
-
-FAKE = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-from actorcases import make_dump
-from actordbg.actor.backends import backend
 from actordbg.actor.session import open_actor
-from actordbg.config.replay_config import SETTINGS, ReplayConfig
-
-class FakeBackend(backend.Backend):
-    def facts(self):
-        return super().facts() | {"backend": "fake"}
-
-    def averaged_over(self, dump_id):
-        return ["dump", "another", "dump"]  # the third lane fills in
-
-backend.CLASSES["fake"] = "__main__:FakeBackend"
-SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
-found = {}
-for name in ("plain", "fake"):
-    with open_actor(ReplayConfig(backend=name, seed=7), model_cache=Path(sys.argv[1])) as session:
-        outcome = session.run(make_dump(0), backward=True)
-        found[name] = [session.resolved["backend"], outcome.gradient_over, outcome.log_probs.tolist(), outcome.grad_norm]
-print(json.dumps(found))
-"""
+from actordbg.config.replay_config import BACKENDS, ENDPOINT, SETTINGS, ReplayConfig
 
 
 def test_every_backend_that_can_be_asked_for_has_its_class():
@@ -49,13 +21,30 @@ def test_every_backend_that_can_be_asked_for_has_its_class():
     assert all(issubclass(resolve_name(place), Backend) for place in CLASSES.values())
 
 
+class FakeBackend(Backend):
+    def facts(self):
+        return super().facts() | {"backend": "fake"}
+
+    def averaged_over(self, dump_id):
+        return ["dump", "another", "dump"]  # the third lane fills in
+
+
+def fake(cache):
+    """What a replay on the plain backend and on the fake one gives."""
+    CLASSES["fake"] = "__main__:FakeBackend"
+    SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
+    found = {}
+    for name in ("plain", "fake"):
+        with open_actor(ReplayConfig(backend=name, seed=7), model_cache=cache) as session:
+            outcome = session.run(make_dump(0), backward=True)
+            found[name] = [session.resolved["backend"], outcome.gradient_over, outcome.log_probs.tolist(), outcome.grad_norm]
+    return found
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path):
-    command = [sys.executable, "-c", FAKE, str(tmp_path)]
-    paths = {"PYTHONPATH": f"{ROOT}:{SUPPORT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
-    done = subprocess.run(command, env=paths, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    (found,) = run_scenario("fake", tmp_path, program=__file__, TORCHDYNAMO_DISABLE="1")
     assert found["fake"] == ["fake", ["another", "dump", "dump"], *found["plain"][2:]]
     assert found["plain"][1] == []
 
@@ -73,3 +62,7 @@ def test_norms_are_summed_in_float64(monkeypatch):
     sharded = SimpleNamespace(device=torch.device("cpu"), _mesh=mesh, _split=None)
     total = Fsdp2Backend._total(sharded, [weight.grad])  # type: ignore[arg-type]
     assert [float(measured._moved) ** 0.5, total] == pytest.approx([exact, exact], rel=1e-6)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())

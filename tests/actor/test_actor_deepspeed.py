@@ -3,12 +3,8 @@
 Here in one process, with the asserts in it; `test_actor_parallel.py` has the stages on two.
 """
 
-from __future__ import annotations
-
 import math
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from actorcases import failing, furthest, main, make_dump, numbers, run_scenario
@@ -24,7 +20,7 @@ def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_r
     run_scenario("stages", tmp_path, program=__file__)
 
 
-def stages(cache: Path) -> None:
+def stages(cache):
 
     with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
         plain, parameters = numbers(session.run(make_dump(0), backward=True)), session.resolved["parameters"]
@@ -55,7 +51,7 @@ def stages(cache: Path) -> None:
 CUT = "model.layers.0.mlp.down_proj"
 
 
-def without_a_gradient(session: Any) -> Any:
+def without_a_gradient(session):
     """Run an input whose backward does not reach the module `CUT`."""
     hook = session.model.get_submodule(CUT).register_forward_hook(lambda _module, _inputs, output: output.detach())
     try:
@@ -64,7 +60,7 @@ def without_a_gradient(session: Any) -> Any:
         hook.remove()
 
 
-def evaluates(session: Any, stage: int, plain: dict[str, Any], parameters: int) -> None:
+def evaluates(session, stage, plain, parameters):
     """Run forwards alone, in the engine that a reference model has. One that fails spoils ZeRO 3 and no other stage."""
     assert (session.resolved["engine"], session.resolved["parameters"]) == ("evaluation", parameters)
     found = numbers(session.run(make_dump(0), backward=False))

@@ -1,7 +1,5 @@
 """What is kept of a gradient: the same elements everywhere, the norm of all, a name that no engine changed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def test_names_are_those_of_the_transformers_model(name):
 
 
 def test_memory_that_is_kept_is_returned_afterwards():
-    def resident() -> int:
+    def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     size, before = 2**27, resident()

@@ -1,10 +1,7 @@
 """Combinations that are known to fail or to be wrong: named before anything starts, with the workarounds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from actorcases import make_dump
@@ -39,7 +36,7 @@ MACHINES = {
 CASES = cases_of("rules")
 
 
-def machine(words: str) -> Facts:
+def machine(words):
     """A machine by its name, with other versions or another number of cores."""
     name, *others = words.removeprefix("on ").split()
     named = dict(other.split("=") for other in others)
@@ -47,7 +44,7 @@ def machine(words: str) -> Facts:
     return replace(MACHINES[name], cpus=cpus, versions=NEW | MACHINES[name].versions | named)
 
 
-def settings(words: str) -> dict[str, Any]:
+def settings(words):
     return {name: json.loads(value) for name, value in (word.split("=", 1) for word in words.split())}
 
 

@@ -1,8 +1,6 @@
 """Which folder a configuration's model is, how a shorter one is derived without touching it, and the embedded tiny one: deterministic,
 openable, not degenerate, built once however many ask."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from pathlib import Path
@@ -15,7 +13,7 @@ from actordbg.base.errors import EnvironmentProblem, UsageError
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """A folder with a model's files; nobody reads the weights here."""
     folder = tmp_path / "llama"
     folder.mkdir()
@@ -80,7 +78,7 @@ def test_a_path_where_nothing_is_is_not_taken_for_a_hub_name_and_a_folder_withou
         locate(str(tmp_path), tmp_path / "cache", num_layers=1)
 
 
-def _bytes(folder: Path) -> dict[str, bytes]:
+def _bytes(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

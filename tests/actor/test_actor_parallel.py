@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,12 +42,12 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
-def parallel(cache: Path) -> None:
+def parallel(cache):
     """Compute together on two processes in every way, each input beside what the plain actor gives for it."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    plain: dict[str, Any] = {}
+    plain = {}
     with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
         for name, dump in dumps().items():
             plain[name] = session.run(dump, backward=True, keep=True)
@@ -66,7 +64,7 @@ def parallel(cache: Path) -> None:
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "a ring leaves nothing behind"
 
 
-def dumps() -> dict[str, Any]:
+def dumps():
     """By name: the same call unpacked and packed, with a temperature, and two other calls."""
     return {
         "unpacked": make_dump(0),
@@ -77,14 +75,14 @@ def dumps() -> dict[str, Any]:
     }
 
 
-def of_a_ring_of_four() -> Any:
+def of_a_ring_of_four():
     """A call that was recorded in a ring of four ranks."""
     dump = make_dump(0, packing_samples=True)
     groups = {"ring_attn_group": {"size": 4, "rank": 0}}
     return replace(dump, record=replace(dump.record, process_groups=groups))
 
 
-def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> None:
+def one_backend(cache, rank, settings, plain):
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     defaults, ring, fsdp2 = (
@@ -115,11 +113,11 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
             assert not session.tainted and numbers(session.run(packed, backward=True)) == first
 
 
-def raises_at_once(session: Any) -> None:
+def raises_at_once(session):
     """Let the first call of all raise in the Actor's own forward, before the model has run: that comes out of `run`."""
     right = session.actor.forward
 
-    def forward(*_: Any, **__: Any) -> None:
+    def forward(*_, **__):
         raise ValueError("boom")
 
     session.actor.forward = forward
@@ -128,10 +126,10 @@ def raises_at_once(session: Any) -> None:
     session.actor.forward = right
 
 
-def fails_in_a_layer(session: Any) -> None:
+def fails_in_a_layer(session):
     """Raise in the second layer on every rank, when the first one's weights are gone and its own are gathered."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise ArithmeticError("in the middle")
 
     hook = session._backend.model.model.layers[1].mlp.register_forward_pre_hook(fail)
@@ -140,7 +138,7 @@ def fails_in_a_layer(session: Any) -> None:
     hook.remove()
 
 
-def is_beside(found: Any, expected: Any, kept: int) -> None:
+def is_beside(found, expected, kept):
     """Hold an outcome against the plain actor's; gradients only where this rank keeps them."""
     assert float((found.log_probs - expected.log_probs)[expected.mask].abs().max()) < 1e-4
     assert expected.entropy is None or float((found.entropy - expected.entropy)[expected.mask].abs().max()) < 1e-4
@@ -150,7 +148,7 @@ def is_beside(found: Any, expected: Any, kept: int) -> None:
     gradients_are(found, expected.gradients, expected.tensors)
 
 
-def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+def gradients_are(found, facts, tensors):
 
     for name, about in found.gradients.items():
         pair = (found.tensors["grad/" + name].double(), tensors["grad/" + name].double())
@@ -158,7 +156,7 @@ def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, An
         assert abs(about["norm"] - facts[name]["norm"]) < 1e-3 * facts[name]["norm"], name
 
 
-def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
+def is_averaged(found, left, right, rank):
     """Two inputs at the same time: log-probs are each its own, the gradient is the mean of both, and the result says so."""
     own = (left, right)[rank]
     mean = {name: (left.tensors[name] + right.tensors[name]) / 2 for name in left.tensors if name.startswith("grad/")}
@@ -170,7 +168,7 @@ def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
     gradients_are(found, facts, mean)
 
 
-def tied(cache: Path) -> None:
+def tied(cache):
     """Split a model whose head shares the embedding's weight, and with norms of single heads, over two ranks."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 

@@ -1,7 +1,5 @@
 """Where a replayed forward's random numbers come from, and when their end can be compared with the run's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,23 +16,23 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 class FakeGpu:
     """A GPU's generator without a GPU. Guarantees: keeps the state that it was given, and counts what was drawn in its last byte."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.state = torch.zeros(16, dtype=torch.uint8)
 
-    def get_state(self) -> torch.Tensor:
+    def get_state(self):
         return self.state.clone()
 
-    def set_state(self, state: torch.Tensor) -> None:
+    def set_state(self, state):
         if state.numel() != 16:
             raise RuntimeError("RNG state is wrong size")
         self.state = state.clone()
 
-    def draw(self) -> None:
+    def draw(self):
         self.state[15] += 1
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+def gpu(monkeypatch):
     """The one GPU of this process."""
     generator = FakeGpu()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -44,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return generator
 
 
-def recorded(*, drawn: int = 3, **gpus: int) -> Dump:
+def recorded(*, drawn=3, **gpus):
     """A dump of a run that drew `drawn` numbers on its CPU, and on each GPU (by name, `_` for `:`) the number given."""
     torch.manual_seed(77)
     tensors = {"rng.cpu": torch.get_rng_state()}
@@ -59,7 +57,7 @@ def recorded(*, drawn: int = 3, **gpus: int) -> Dump:
     return Dump(record, tensors)
 
 
-def replayed(dump: Dump, device: torch.device, *, draws: int = 3, seed: int | None = None) -> Randomness | None:
+def replayed(dump, device, *, draws=3, seed=None):
     """What comes of a forward that draws `draws` numbers on the CPU."""
     before = restore(dump, device, seed)
     torch.rand(draws)

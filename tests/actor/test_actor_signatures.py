@@ -1,7 +1,5 @@
 """Failures of one kind have one name, and what varies between them does not show in it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

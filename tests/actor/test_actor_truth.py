@@ -3,14 +3,10 @@
 Both scenarios run in one process of its own (`actorcases.run_scenario`), with the asserts in it.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 import sys
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -34,7 +30,7 @@ def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tm
     run_scenario("formula,refusals,shared", tmp_path, program=__file__)
 
 
-def shared(cache: Path) -> None:
+def shared(cache):
     """Code that was put in the place of transformers' is named, as is an edited file: the truth runs it too."""
     from transformers.models.llama import modeling_llama
 
@@ -63,7 +59,7 @@ def shared(cache: Path) -> None:
         right = modeling_llama.LlamaMLP.forward
 
         @functools.wraps(right)  # which has the name and the module of what it wraps
-        def scaled(module: Any, values: Any) -> Any:
+        def scaled(module, values):
             return 1.05 * right(module, values)
 
         with patch.object(modeling_llama.LlamaMLP, "forward", scaled):
@@ -76,19 +72,19 @@ HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1,
 """Padded on both sides with holes; a long hole; an empty row."""
 
 
-def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
+def llama(weights, config, ids):
     """Logits [n, V] of one row of ids [n], float64 throughout: embeddings, RoPE, causal attention, SwiGLU, RMS norms."""
     w = {name: tensor if tensor.requires_grad else tensor.double() for name, tensor in weights.items()}
     heads, kv, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
 
-    def norm(x: Any, name: str) -> Any:
+    def norm(x, name):
         return x * (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt() * w[name]
 
     place = torch.arange(len(ids), dtype=torch.float64)
     angle = place[:, None] / 10000.0 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
     cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
 
-    def turn(x: Any) -> Any:
+    def turn(x):
         half = size // 2
         return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
@@ -108,7 +104,7 @@ def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
     return norm(x, "model.norm.weight") @ w["lm_head.weight"].T
 
 
-def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tuple[Any, Any]:
+def expected(weights, config, dump):
     """Log-probs and entropies of every next token [B, S-1], fp64: attended rows alone, labels from the layout."""
     ids, attended = dump.tensors["sequences"], dump.tensors["attention_mask"] != 0
     rows, length = ids.shape
@@ -125,7 +121,7 @@ def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tupl
     return log_probs, entropy
 
 
-def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+def model_of(cache):
     """A tiny model whose weights are not bf16 numbers, its weights and its configuration."""
     tiny, own = ensure_tiny(cache), cache / "unrounded"
     weights = {name: tensor.float() * 1.0037 for name, tensor in load_file(tiny / "model.safetensors").items()}
@@ -136,7 +132,7 @@ def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     return own, weights, json.loads((own / "config.json").read_text())
 
 
-def holes(actions: int = 0, **record: Any) -> Any:
+def holes(actions=0, **record):
     """Rows of 12 tokens with the masks of HOLES; of the actions those that have a predecessor."""
     dump = make_dump(0, length=12, actions=0, **record)
     attention = torch.tensor(HOLES)
@@ -146,7 +142,7 @@ def holes(actions: int = 0, **record: Any) -> Any:
     return dump
 
 
-def formula(cache: Path) -> None:
+def formula(cache):
     """Hold the truth of odd and of usual inputs, in every dtype, against the page above."""
     path, weights, config = model_of(cache)
     rounded = {name: tensor.bfloat16() for name, tensor in weights.items()}
@@ -178,7 +174,7 @@ def formula(cache: Path) -> None:
                 gradient(session, weights, config, cases[0][0])
 
 
-def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump: Any) -> None:
+def gradient(session, weights, config, dump):
     """Hold loss and gradient norm of the whole batch against autograd through the page above."""
     outcome = session.run(dump, backward=True)
     mask = dump.tensors["action_mask"]
@@ -190,7 +186,7 @@ def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump
     assert all(parameter.grad is None for parameter in session.model.parameters())
 
 
-def refusals(cache: Path) -> None:
+def refusals(cache):
     """Ask for what has no truth, keep gradients, and replay a recorded training pass of a model with dropout."""
     orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
     orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)

@@ -1,13 +1,10 @@
 """Variations of an input come back into the captured layout exactly, whatever its masks look like. No model runs here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from actorcases import make_dump
-from torch import Tensor
 
 from actordbg.actor.changes import LEFT, RIGHT, vary
 from actordbg.base.errors import Unsupported
@@ -18,7 +15,7 @@ from actordbg.trainers.captured_call import summary_mask
 ODD_MASK = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 0, 0]])
 
 
-def odd_dump(actions: int) -> Dump:
+def odd_dump(actions):
     """Three unlike rows: padded on both sides with a hole, a long hole, and an empty one. Every id is another."""
     dump = make_dump(length=9, actions=0)
     dump.tensors["sequences"] = torch.arange(100, 127).reshape(3, 9)
@@ -28,7 +25,7 @@ def odd_dump(actions: int) -> Dump:
     return Dump(replace(dump.record, seq_len=9), dump.tensors)
 
 
-def marks(dump: Dump) -> Tensor:
+def marks(dump):
     """Stands for log-probs: of each place that the call gives one for, the token that it is of."""
     following = dump.tensors["sequences"][:, 1:]
     return following[:, -dump.tensors["action_mask"].shape[1] :] if "action_mask" in dump.tensors else following

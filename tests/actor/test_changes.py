@@ -1,7 +1,5 @@
 """What the laws change in a dump, and what the judges make of a difference. No model runs here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from lawcases import dump_of
@@ -11,7 +9,6 @@ from actordbg.laws.jacobian import halves, judge, judge_additivity, target_of
 from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED
 from actordbg.records.replay_record import WITHIN_ROUNDING, LawAnswer, answers_of, in_words, violations
-from actordbg.store.payload import Dump
 
 VOCAB = 256
 
@@ -25,7 +22,7 @@ def test_rounding_anew_moves_every_value_by_its_last_bit_up_or_down(dtype):
     assert {float(abs(step)) for step in moved} == {torch.finfo(dtype).eps} and 0.4 < float((moved > 0).double().mean()) < 0.6
 
 
-def asked(**shape: object) -> Dump:
+def asked(**shape):
     return changes.plain_call(dump_of(**shape), VOCAB)  # type: ignore[arg-type]
 
 
@@ -66,7 +63,7 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan():
     moved = base.clone()
     moved[1, 2] += 0.25
 
-    def asked(ours: torch.Tensor, where: torch.Tensor = mask, **more: float) -> LawAnswer:
+    def asked(ours, where=mask, **more):
         return answer("order", change(ForwardValues(ours), ForwardValues(base), where), ids, "row 1 depends on row 0", **more)  # type: ignore[arg-type]
 
     found = asked(moved)

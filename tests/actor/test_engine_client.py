@@ -7,7 +7,6 @@ import itertools
 import math
 import socket
 import threading
-from typing import Any
 
 import pytest
 from scoring_server import ScoringServer, serving
@@ -19,7 +18,7 @@ from actordbg.base.errors import ActordbgError, EnvironmentProblem, Unsupported,
 ROWS = [[5, 6, 7, 8], [9, 10, 11]]
 
 
-def by_ids(ids: list[int]) -> list[float]:
+def by_ids(ids):
     return [-token / 10 - before / 1000 for before, token in itertools.pairwise(ids)]
 
 
@@ -79,7 +78,7 @@ def test_an_answer_of_another_shape_is_refused(kind, path):
     class Odd(ScoringServer):
         odd: object = None
 
-        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+        def answer(self, asked, body):
             return (200, self.odd) if asked == path else super().answer(asked, body)
 
     server = Odd(by_ids, kind)
@@ -96,7 +95,7 @@ def test_an_answer_of_another_shape_is_refused(kind, path):
 def test_broken_http_is_a_server_that_does_not_answer(raw):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def once() -> None:
+        def once():
             with listening.accept()[0] as connection:
                 connection.recv(2**16)
                 connection.sendall(raw)
@@ -116,7 +115,7 @@ def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins):
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def drip() -> None:
+        def drip():
             with listening.accept()[0] as connection, contextlib.suppress(OSError):
                 connection.recv(2**16)
                 connection.sendall(begins)
@@ -135,8 +134,8 @@ def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins):
 @pytest.mark.parametrize("status", [200, 400, 401, 500])
 def test_what_a_server_says_of_the_token_is_not_repeated(status, monkeypatch):
     class Echoing(ScoringServer):
-        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
-            said: Any = {"error": {"message": "Bearer s3cret-token" * 9}, "version": "s3cret-token"}
+        def answer(self, asked, body):
+            said = {"error": {"message": "Bearer s3cret-token" * 9}, "version": "s3cret-token"}
             return (status if asked == "/version" or status != 200 else 200), said if asked == "/version" or status != 200 else {
                 "data": [{"id": "s3cret-token"}]
             }
@@ -152,7 +151,7 @@ def test_what_a_server_says_of_the_token_is_not_repeated(status, monkeypatch):
 
 def test_an_answer_has_limits(monkeypatch):
     class Large(ScoringServer):
-        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+        def answer(self, asked, body):
             return (200, {"choices": [[]] * 999}) if asked == "/v1/completions" else super().answer(asked, body)
 
     monkeypatch.setattr(engine_client, "_MOST_VALUES", 99)

@@ -1,13 +1,9 @@
 """A trainer that is not installed is named before any worker is started, in the words of the worker that would need it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from actorcases import make_dump
@@ -35,7 +31,7 @@ sys.meta_path.insert(0, Nowhere())
 
 
 @pytest.fixture
-def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_installed(monkeypatch):
     monkeypatch.setattr("actordbg.base.imports.is_there", lambda package: False)
 
 
@@ -72,14 +68,14 @@ def test_a_trainer_in_the_working_folder_is_there_as_for_the_workers(tmp_path, m
     assert is_there("a_trainer_of_one_file") and is_there("json")
 
 
-def without(tmp_path: Path, *missing: str) -> tuple[Store, Callable[..., subprocess.CompletedProcess[str]]]:
+def without(tmp_path, *missing):
     """A store, and `actordbg` on it in an environment without these packages."""
     store = Store(tmp_path / "store")
     create_dumps(store, 2, batch_size=1, seq_len=8)
     (tmp_path / "sitecustomize.py").write_text(f"MISSING = {missing}\n{NOT_INSTALLED}")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words):
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *words]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

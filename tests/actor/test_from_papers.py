@@ -1,7 +1,5 @@
 """The truth's modules against the formulas of their papers. The asserts are in `formulacases`, which runs in a process of its own."""
 
-from __future__ import annotations
-
 import formulacases
 import pytest
 from actorcases import run_scenario

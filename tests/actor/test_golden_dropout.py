@@ -38,21 +38,21 @@ class Recorded:
     ids: dict[str, str]
     drawn: list[bool]
 
-    def command(self, *words: str) -> str:
+    def command(self, *words):
         done = actordbg(self.store, *words, **WITHOUT_DYNAMO)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
 @pytest.fixture(scope="module")
-def recorded(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(forked_workers, tmp_path_factory):
     cache = tmp_path_factory.mktemp("dropout")
     facts = run_scenario("dropout", cache, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     return Recorded(Store(cache / "store"), facts["model"], facts["ids"], facts["drawn"])
 
 
 @pytest.fixture(scope="module")
-def default(recorded: Recorded) -> Replayed:
+def default(recorded):
     answer = json.loads(recorded.command("replay", "--json", "--model", recorded.model))
     assert (answer["status"], answer["passed"]) == ("complete", 8)
     by_id = {record.dump_id: record for record in results_for(recorded.store, answer["replay_id"])}

@@ -9,9 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,10 +30,10 @@ class _Hub(http.server.BaseHTTPRequestHandler):
     asked: list[tuple[str, str]] = []
     over = threading.Event()
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path.startswith("/org/"):  # the client has requests of its own besides
             self.asked.append((self.command, self.path))
         body = json.dumps(CONFIG).encode()
@@ -56,12 +53,12 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         """Nothing is printed."""
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def hub(monkeypatch, tmp_path):
     """The address of a hub on this machine, which huggingface_hub asks, and an empty cache."""
     _Hub.asked, _Hub.over = [], threading.Event()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
@@ -80,7 +77,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def _refusal(model: str) -> EnvironmentProblem:
+def _refusal(model):
     with pytest.raises(EnvironmentProblem) as caught:
         hub_model.find_model(model)
     assert caught.value.hint

@@ -1,12 +1,9 @@
 """A model's own code runs only with --trust-remote-code: typed on this command line, and taken from nowhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import codedmodel
@@ -29,13 +26,12 @@ from actordbg.records.journal import SPEC, rank_journal, read_events
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.work_order import WorkOrder
 from actordbg.steps.step_sessions import ReferenceSession
-from actordbg.store.layout import Store
 
 COMMANDS = (["replay"], ["replay", "--truth"], ["replay", "--dry-run"], ["noise"], ["matrix"], ["actor", "init"])
 
 
 @pytest.fixture(autouse=True)
-def nothing_agreed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def nothing_agreed(monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "here").mkdir()
@@ -44,7 +40,7 @@ def nothing_agreed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     consent.withhold()
 
 
-def folder_of(path: Path, config: object = None, **files: object) -> Path:
+def folder_of(path, config=None, **files):
     """A model's folder with a config.json, and further JSON files by their names without the suffix."""
     path.mkdir(parents=True)
     for name, content in {"config": config or {"model_type": "llama"}, **files}.items():
@@ -52,7 +48,7 @@ def folder_of(path: Path, config: object = None, **files: object) -> Path:
     return path
 
 
-def refused(*arguments: str, store: Store) -> ActordbgError:
+def refused(*arguments, store):
     result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
     assert isinstance(result.exception, ActordbgError), (arguments, result.output, result.exception)
     return result.exception
@@ -148,7 +144,7 @@ def test_a_specification_names_no_other_place(store):
         ReplaySpec.from_json(json.dumps(data))
 
 
-def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*command, **more):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment(**more), check=False)
 
 

@@ -1,9 +1,6 @@
 """A model and a batch in memory: the faults that transformers' own models have, and a truth that is the truth."""
 
-from __future__ import annotations
-
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ BATCH = {"input_ids": IDS, "attention_mask": MASK}
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
+def one_thread():
     """Tiny tensors on several threads cost four times the processor time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -30,7 +27,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
-def model_of(folder: Path, family: str, **loading: Any) -> Any:
+def model_of(folder, family, **loading):
     family_models._build(folder, dict(FAMILIES[family].config) if family in FAMILIES else family_models.Family(family, "").config)
     return AutoModelForCausalLM.from_pretrained(folder, **loading)
 
@@ -78,7 +75,7 @@ def test_the_truth_has_the_log_probs_and_the_gradients_of_plain_fp64_and_leaves_
     )
 
 
-def small() -> Any:
+def small():
     config = Qwen2Config(
         vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2
     )

@@ -1,14 +1,10 @@
 """A run that goes on is followed: what is new is read once, each finding is told once, and Ctrl-C ends with what was found."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import runfiles
 from commandline import invoke
-from runfiles import MadeRow
 
 from actordbg.api import following
 from actordbg.api.following import QUIET, Follower
@@ -16,20 +12,20 @@ from actordbg.base.errors import UsageError
 from actordbg.dumps.importer import reading
 
 
-def row(made: MadeRow, step: int, **changes: object) -> str:
+def row(made, step, **changes):
     of_row = {"input_ids": made.ids, "loss_mask": made.wide(made.mask, outside=0), "logprobs": made.wide(made.log_probs)}
     return (
         json.dumps({**of_row, "rollout_logprobs": made.wide(made.rollout), "reward": made.reward, "step": step, **changes}) + "\n"
     )
 
 
-def figures(first: int, last: int) -> str:
+def figures(first, last):
     return "".join(
         f"Global step {at}: {{'policy_loss': 0.0{at}, 'kl': 0.01, 'actor_grad_norm': 0.{at}1}}\n" for at in range(first, last)
     )
 
 
-def add(path: Path, text: str) -> None:
+def add(path, text):
     with path.open("a") as file:
         file.write(text)
 
@@ -41,7 +37,7 @@ def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_p
     follower = Follower([tmp_path], pytest.fail)
     with reading(follower.judge, {}) as job:
 
-        def found() -> list[tuple[str, str, int]]:
+        def found():
             return [(each.rule.name, each.place["file"], each.place["step"]) for each in follower.look(job)]
 
         assert found() == [], "a folder without files"
@@ -86,7 +82,7 @@ def test_the_command_ends_at_control_c_with_what_was_found(command, tmp_path, st
     path, made = tmp_path / "rows.jsonl", runfiles.made_rows()[0]
     more = iter([row(made, 1), row(made, 2, rollout_logprobs=[0.7] * len(made.ids))])
 
-    def wait(seconds: float) -> None:
+    def wait(seconds):
         if not (new := next(more, "")):
             raise KeyboardInterrupt
         add(path, new)

@@ -1,14 +1,10 @@
 """What coding agents read: the skill's commands exist, and `--json` is what the published schemas say."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import docpages
 import jsonschema
@@ -55,7 +51,7 @@ def test_the_skill_begins_with_its_name_and_names_every_key_and_every_schema():
     ] == []
 
 
-def as_schema_says(name: str, record: Any) -> None:
+def as_schema_says(name, record):
     jsonschema.validate(record, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
 
 
@@ -63,7 +59,7 @@ def as_schema_says(name: str, record: Any) -> None:
 @pytest.mark.usefixtures("forked_workers")
 def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(tmp_path, capfd):
     publish(Store(tmp_path / "store").create(), 1, length=24)
-    steps: list[int] = []
+    steps = []
     store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
     answers = {
         "laws": store.laws(sample=1, backward=False),
@@ -95,9 +91,9 @@ def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(fau
     """`examples/agent_walk.py` walks six in processes of their own."""
     from examples import agent_walk
 
-    def ask(folder: Path, command: str) -> dict[str, Any]:
+    def ask(folder, command):
         words = [*shlex.split(command)[1:], "--json"]
-        answer: dict[str, Any] = json.loads(CliRunner().invoke(app, ["--store", str(folder / "store"), *words]).stdout)
+        answer = json.loads(CliRunner().invoke(app, ["--store", str(folder / "store"), *words]).stdout)
         return answer
 
     monkeypatch.setattr(agent_walk, "ask", ask)
@@ -161,9 +157,9 @@ run --run walk -- true
 TAKING = {name: entry for name, entry in every_command(CONTENTS) if "json" in entry.outputs.split()}
 
 
-def walk(store: Path, lines: str, names: dict[str, Any]) -> set[str]:
+def walk(store, lines, names):
     """Run each line with --json, and check its answer. names: what stands for words of the lines. Returns the commands."""
-    walked: set[str] = set()
+    walked = set()
     for line in lines.strip().splitlines():
         words = shlex.split(re.sub("|".join(names), lambda match: str(names[match[0]]), line))
         own = words.index("--") if "--" in words else len(words)

@@ -1,10 +1,7 @@
 """`examples/notebook.ipynb` runs, and ends at the cause. Its cells are run one after the other by `exec`, without a kernel."""
 
-from __future__ import annotations
-
 import ast
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ from roots import ROOT
 CELLS = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
 
 
-def run(source: str, names: dict[str, Any]) -> Any:
+def run(source, names):
     """Run a cell and return the value of its last expression, which a notebook shows."""
     body = ast.parse(source).body
     shown = body.pop() if isinstance(body[-1], ast.Expr) else None
@@ -27,7 +24,7 @@ def test_ten_cells_lead_from_a_run_to_its_cause():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        names: dict[str, Any] = {}
+        names = {}
         code = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
         shown = [run(source, names) for source in code]
     finally:

@@ -1,12 +1,9 @@
 """The pytest plugin as a trainer's CI meets it: failures whose text is the verdict, dumps as parameters, pages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from amounts import WHOLE
@@ -25,13 +22,13 @@ BATCH = {"input_ids": torch.randint(3, 64, (2, 12)), "attention_mask": (torch.ar
 """
 
 
-def outcome_of(folder: Path, source: str, *arguments: str) -> tuple[str, dict[str, int]]:
+def outcome_of(folder, source, *arguments):
     """Run pytest with the plugin on a file of this source; return its output and the outcomes by name."""
     (folder / "test_own.py").write_text(source)
     return run(folder, folder / "test_own.py", *arguments)
 
 
-def run(folder: Path, path: Path, *arguments: str) -> tuple[str, dict[str, int]]:
+def run(folder, path, *arguments):
     plugins = ["-p", "actordbg.api.pytest_plugin", "-c", "/dev/null", "--rootdir", str(folder), "-q", "-rN", "-p", "no:warnings"]
     command = [sys.executable, "-m", "pytest", *plugins, *arguments, str(path)]
     done = subprocess.run(

@@ -1,13 +1,10 @@
 """`import actordbg`: what it loads, a store as an object, and answers as values."""
 
-from __future__ import annotations
-
 import ast
 import json
 import runpy
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from replaycases import publish
@@ -64,7 +61,7 @@ def test_dumps_are_a_lazy_sequence_of_typed_rows(tmp_path):
     assert list(dumps[:2].to_pandas()["seq_len"]) == [first.seq_len] * 2
 
     class Words:
-        def decode(self, token_ids: Any) -> str:
+        def decode(self, token_ids):
             return f"{len(token_ids)} tokens"
 
     assert sum(int(text.partition(" ")[0]) for text in first.text(Words())) == first.tokens
@@ -84,7 +81,7 @@ def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path
     assert (added.tokens, added.action_len, added.temperature, added.with_outputs, added.run) == (20, 5, 0.7, True, "added")
 
     @store.record
-    def score(input_ids: Any, attention_mask: Any) -> Any:
+    def score(input_ids, attention_mask):
         return -input_ids[:, 1:].float()
 
     assert torch.equal(score(ids, mask), -ids[:, 1:].float())

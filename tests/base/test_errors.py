@@ -1,7 +1,5 @@
 """Errors of workers are the same errors in the process that started them."""
 
-from __future__ import annotations
-
 import pytest
 
 from actordbg.actor.signatures import signature_of

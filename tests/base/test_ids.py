@@ -1,16 +1,13 @@
 """An id, the beginning of one, or `last`: the same answer for dumps, replays, matrices and noise floors."""
 
-from __future__ import annotations
-
 import pytest
 
-from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import resolve
 from actordbg.campaign import run_matrix
 from actordbg.catalog import query
 from actordbg.records.comparison_record import NoiseRecord
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 IDS = ["20250618T01-aa", "20250619T01-bb", "20250619T02-cc", "20250619T02-cccc"]
 
@@ -31,12 +28,12 @@ def test_what_none_or_several_have_is_refused_with_the_newest_ids(name, said):
     assert "last of them" not in caught.value.hint  # `report last` is not the truth that a comparison computed after it
 
 
-def noise_floor_named(store: Store, name: str) -> NoiseRecord:
+def noise_floor_named(store, name):
     return NoiseRecord.named(store.noise, name, "noise")
 
 
 def test_every_command_answers_a_name_in_an_empty_store_alike(store):
-    found: list[ActordbgError] = []
+    found = []
     for look in (query.get_dump, query.get_replay, noise_floor_named, load_spec, run_matrix.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")

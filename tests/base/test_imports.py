@@ -1,16 +1,12 @@
 """Large packages are imported without the collector, once, or when they are used; a garbage cycle of later is found as ever."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import importlib.util
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,7 +17,7 @@ from actordbg.base.imports import deferred, without_collecting
 class Node:
     """An object that refers to itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.me = self
 
 
@@ -49,7 +45,7 @@ def test_the_first_import_goes_uncollected_and_what_it_made_is_out_of_sight(monk
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def package(tmp_path, monkeypatch):
     """A package that counts how often it ran, with one module inside."""
     name = "a_costly_package"
     folder = tmp_path / name
@@ -63,7 +59,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         sys.modules.pop(loaded, None)
 
 
-def ran() -> int:
+def ran():
     return int(builtins.a_costly_package_ran)  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,5 @@
 """Sizes and times as options take them: one grammar for all of them."""
 
-from __future__ import annotations
-
 import pytest
 from casefiles import cases_of
 

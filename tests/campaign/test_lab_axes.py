@@ -1,16 +1,13 @@
 """The axes of a matrix: comma lists to combinations, what collapses, what is the same thing twice; and who can share an Actor."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from casefiles import cases_of
 
 from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
-from actordbg.campaign.cells import Combination, batches, combinations, make_cells, parse_axes
+from actordbg.campaign.cells import batches, combinations, make_cells, parse_axes
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
 
@@ -18,7 +15,7 @@ LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "
 CLUSTER = Facts(cuda=True, gpus=8, flash_attn=True, versions={"transformers": "5.15.0"})
 
 
-def combined(base: ReplayConfig | None = None, **given: str) -> list[Combination]:
+def combined(base=None, **given):
     return combinations(base or ReplayConfig(), parse_axes(given))
 
 
@@ -64,7 +61,7 @@ def test_what_is_known_to_fail_is_run_unless_it_shall_be_skipped():
     assert "zero3-bf16-rotary" in cells[1].known and all(cell.open for cell in cells), "a warning that names no failure"
 
 
-def key(**settings: Any) -> Any:
+def key(**settings):
     config = ReplayConfig(**settings)
     return host_key(config, choose(config, None, LAPTOP))
 

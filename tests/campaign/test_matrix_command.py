@@ -1,8 +1,6 @@
 """`actordbg matrix` as typed, over scripted workers, and a real one: shared cells give, bit for bit, what fresh processes
 give."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,13 +8,11 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import commandline
 import pytest
 from amounts import first_or_all
-from click.testing import Result
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow, publish
 from roots import SUPPORT
@@ -32,20 +28,18 @@ from actordbg.document.blocks import verdict_in
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.matrix_record import MatrixRecord
-from actordbg.records.replay_record import ResultRecord
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)
-def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def no_surrounding_launcher(monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(store: Store, typed: str, *more: str) -> Result:
+def invoke(store, typed, *more):
     return commandline.invoke(store, "matrix", *typed.split(), *more)
 
 
@@ -78,7 +72,7 @@ def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store, monkey
         invoke(store, "--resume last")
 
 
-def figures(record: ResultRecord) -> tuple[Any, ...]:
+def figures(record):
     return record.status, record.output_digest, record.loss, record.grad_norm, record.entropy_mean
 
 
@@ -90,13 +84,13 @@ class TestARealOne:
     GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --no-laws --json"
 
     @pytest.fixture(scope="class")
-    def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    def store(self, tmp_path_factory):
         store = Store(tmp_path_factory.mktemp("real") / "store").create()
         publish(store, 1, length=48, arguments={"return_output": True, "return_entropy": True})
         return store
 
     @pytest.fixture(scope="class")
-    def record(self, store: Store) -> MatrixRecord:
+    def record(self, store):
         done = invoke(store, f"--quiet {self.GIVEN}")
         assert done.exit_code == 0, done.stderr
         answer = json.loads(done.stdout)
@@ -132,7 +126,7 @@ class TestARealOne:
     def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store, record):
         cell = record.cells[3]
 
-        def against(replay_id: str) -> tuple[str, ...]:
+        def against(replay_id):
             return regressions(store, cell, replace(record, cells=(replace(cell, replay_id=replay_id),)))
 
         first = str(record.cells[0].replay_id)
@@ -143,7 +137,7 @@ class TestARealOne:
         assert found.startswith("numbers cannot be compared with the baseline: ") and "temperature" in found
 
 
-def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
+def shifted(store, replay_id, temperature=1.0):
     """A copy of a replay whose log-probs are 0.5 nats higher, and were computed at another temperature, as it says."""
     spec = load_spec(store, replay_id)
     copy = replace(spec, replay_id=new_replay_id())
@@ -164,16 +158,16 @@ ONE = {"attn": "sdpa", "compile": "off", "packing": "off"}
 
 
 @pytest.fixture
-def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(store, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     return Bench(store)
 
 
-def statuses(record: MatrixRecord) -> list[str]:
+def statuses(record):
     return [cell.status for cell in record.cells]
 
 
-def shown(record: MatrixRecord) -> str:
+def shown(record):
     return as_text(matrix_document(record, MatrixContext()))
 
 
@@ -260,7 +254,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
 def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench):
     """Stopped after the first input of the second cell."""
 
-    def interrupt(words: str, steps: int):
+    def interrupt(words, steps):
         if steps and words.startswith("#1 "):
             kept = matrices.load(bench.store, "last")  # what a killed command would leave
             assert (kept.status, statuses(kept)[:2], bool(kept.cells[1].replay_id)) == ("running", ["passed", "not run"], True)

@@ -3,10 +3,7 @@
 Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never run without a device.
 """
 
-from __future__ import annotations
-
 import importlib.util
-from typing import Any
 
 import brokenactor
 import pytest
@@ -19,7 +16,6 @@ from actordbg.campaign import run_matrix as matrices
 from actordbg.locate.verdict import verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
@@ -27,7 +23,7 @@ USUAL = "--backward --attn sdpa --compile off --laws 1"
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def matrix(store: Store, typed: str, code: int | None = None) -> MatrixRecord:
+def matrix(store, typed, code=None):
     """What the command leaves in the store. code: how it has to end."""
     done = invoke(store, "matrix", "--quiet", *typed.split())
     assert done.exit_code in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
@@ -35,7 +31,7 @@ def matrix(store: Store, typed: str, code: int | None = None) -> MatrixRecord:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def store(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("distributed") / "store").create()
     for first, length in enumerate((32, 64)):
         publish(store, 1, length=length, first=first, arguments={"return_output": True})
@@ -43,14 +39,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def record(store: Store) -> MatrixRecord:
+def record(store):
     given = "--backend deepspeed,fsdp2 --zero-stage 3 --tp 1,2 --nproc 2 --packing both --align same --dtype fp32 --timeout 900"
     record = matrix(store, f"{given} {USUAL}", 0)
     assert record.good
     return record
 
 
-def compared(store: Store, cell: MatrixCell) -> ComparisonRecord:
+def compared(store, cell):
     return ComparisonRecord.from_file(store.comparisons / f"{cell.comparison_id}.json")
 
 
@@ -72,7 +68,7 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
             assert dump.gradients is not None and (dump.gradients.cosine or 0) > 0.999999, (cell.name, dump)
         for rank in (0, 1):
             events = read_events(store.replays / str(cell.replay_id) / f"rank{rank}.jsonl")
-            resolved: dict[str, Any] = next(event["resolved"] for event in events if event["event"] == "ready")
+            resolved = next(event["resolved"] for event in events if event["event"] == "ready")
             assert resolved["backend"] == cell.settings["backend"] and resolved["packing"] == cell.settings["packing"]
     refused = [cell for cell in record.cells if cell.status == "unavailable"]
     assert [(cell.settings["backend"], cell.settings["tp"]) for cell in refused] == [("deepspeed", 2)] * 2

@@ -1,10 +1,6 @@
 """`train-check --dataset`: the samples that OpenRLHF's own SFT makes of a file, as inputs of every backend."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -27,7 +23,7 @@ CHATS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A tiny Llama with a tokenizer of eight words and a chat template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -44,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def written(rows: list[dict[str, Any]], path: Path) -> Path:
+def written(rows, path):
     """Write rows as the suffix of a file says, or as a folder that `datasets` saved."""
     from datasets import Dataset
 
@@ -96,6 +92,7 @@ def test_what_is_no_data_set_says_so_and_runs_nothing(name, text, said, store, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(store, model, tmp_path, monkeypatch):
     written(PAIRS, tmp_path / "a.jsonl")
     monkeypatch.chdir(tmp_path)

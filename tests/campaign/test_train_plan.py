@@ -1,8 +1,6 @@
 """A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's
 variables."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from contextlib import closing
@@ -15,7 +13,6 @@ import commandline
 import pytest
 import torch
 from casefiles import cases_of
-from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
@@ -29,7 +26,7 @@ from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, Verdict, verdict_in
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, verdict_in
 from actordbg.dumps.checking import check
 from actordbg.records.journal import Journal, read_results
 from actordbg.records.matrix_record import (
@@ -41,25 +38,23 @@ from actordbg.records.matrix_record import (
     OPEN,
     TRAINED,
     TrainCell,
-    TrainCheckRecord,
     TrainStep,
 )
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 FOUR = ReplayConfig(nproc=4)
 
 
-def invoke(store: Store, typed: str, *more: str) -> Result:
+def invoke(store, typed, *more):
     return commandline.invoke(store, "train-check", *typed.split(), *more)
 
 
-def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
+def steps(*figures):
     return tuple(TrainStep(number, *values) for number, values in enumerate(figures, 1))
 
 
-def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32") -> TrainCheckRecord:
+def checked(asked, noise=0.0, dtype="fp32"):
     """A check of four steps with a baseline, noise that is `noise` away from it, and one configuration."""
     base = steps(*((6.0 - 0.1 * n, 2.0, 0.5) for n in range(4)))
     away = tuple(
@@ -116,7 +111,7 @@ def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_no
     assert not is_good(failed), "nothing that could run is not a success"
 
 
-def kept(store: Store, record: TrainCheckRecord) -> Path:
+def kept(store, record):
     """Its file in the store."""
     path = folder_of(store, record.check_id) / CHECK
     store.create().publish_text(path, record.to_json())
@@ -147,7 +142,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
 
 
-def verdict_of(record: TrainCheckRecord) -> Verdict:
+def verdict_of(record):
     verdict = verdict_in(train_document(record, {}))
     assert verdict is not None
     return verdict
@@ -231,7 +226,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(stor
     told = json.loads(invoke(store, "--gradient-checkpointing --dry-run --json").stdout)["training"]
     assert told["gradient_checkpointing"] is True
 
-    def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
+    def trained(checkpoints, dump):
         calls.clear()
         config, training = ReplayConfig(dtype="fp32", backward=True), Training(gradient_checkpointing=checkpoints)
         with closing(TrainingSession(config, dump.record, tmp_path, training)) as session:
@@ -246,7 +241,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(stor
 
 
 class Code:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return pytest.fail, ("code ran",)
 
 

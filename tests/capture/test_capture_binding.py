@@ -1,21 +1,18 @@
 """Binding: every signature that OpenRLHF had, by position and by name, and values that cannot be stored."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-from typing import Any
 
 import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
-from actordbg.capture.facts import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+from actordbg.capture.facts import MAX_ARGUMENTS, MAX_STRING, Binder
 from actordbg.capture.recorded_call import Layout
 from actordbg.formats.dump_record import MAX_RECORD
 
 
-def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:
+def bind(actor, *args, **kwargs):
     return Binder(actor.forward).bind(args, kwargs)
 
 
@@ -59,7 +56,7 @@ def test_a_typing_object_as_default_is_left_to_the_replay():
 
 
 class Secretive:
-    def __repr__(self) -> str:
+    def __repr__(self):
         raise AssertionError("never asked for its text")
 
 
@@ -73,7 +70,7 @@ def test_of_what_cannot_be_stored_only_the_type_is_said(value):
     assert "visual_inputs" not in bound.arguments
 
 
-def entered() -> contextlib.ExitStack:
+def entered():
     stack = contextlib.ExitStack()
     stack.callback(print)
     return stack
@@ -96,15 +93,15 @@ class NotLookedAt(dict):
         raise AssertionError("the training thread would wait for it")
 
 
-def nested(depth: int) -> list[Any]:
-    inner: list[Any] = []
+def nested(depth):
+    inner = []
     for _ in range(depth):
         inner = [inner]
     return inner
 
 
-def endless() -> list[Any]:
-    loop: list[Any] = []
+def endless():
+    loop = []
     loop.append(loop)
     return loop
 

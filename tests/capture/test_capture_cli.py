@@ -1,7 +1,5 @@
 """`actordbg dump enable`, `disable` and `status`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,8 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Annotated, Any
 
 import pytest
 import typer
@@ -28,12 +24,12 @@ from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
 
 
-def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> Any:
+def run(store, *arguments, fails=None):
     """A command's standard output, parsed if --json was requested."""
     app = typer.Typer()
 
     @app.callback()
-    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
+    def root(store=None): ...
 
     for name in ("enable", "disable", "status"):
         app.command(name)(function_of(f"dump {name}"))
@@ -105,7 +101,7 @@ def test_status_before_anything_was_recorded_and_without_a_store(store, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def publish(store: Store, run_name: str, rank: int, **counts: Any) -> Ledger:
+def publish(store, run_name, rank, **counts):
     """Counters of a process that runs. counts: by name, `.` as `_of_`; anything else is an attribute of its ledger."""
     made = Ledger(Identity(run_name, rank, 2, "host", 100 + rank, f"actor0-{rank:08x}"))
     for name, value in counts.items():

@@ -1,7 +1,5 @@
 """control.json: round trip, refusals, and how a running process notices changes."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -31,7 +29,7 @@ def test_what_is_written_is_read(store, control):
     assert os.stat(store.control_path).st_mode & 0o777 == 0o600
 
 
-def text(**changes: object) -> str:
+def text(**changes):
     return json.dumps({**json.loads(control_text(Control(True, "r", SINCE))), **changes})
 
 
@@ -81,10 +79,10 @@ def test_a_named_job_follows_its_own_switch_where_there_is_one(store):
 
 
 def test_a_switch_that_cannot_be_read_means_off_with_one_complaint_until_it_is_mended(store):
-    said: list[str] = []
+    said = []
     watcher = ControlWatcher(store, said.append)
 
-    def newer_store() -> None:
+    def newer_store():
         write_control(store, Control(True, "r", SINCE))
         store.format_path.write_text('{"format": 99}')
 

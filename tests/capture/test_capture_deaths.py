@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +31,29 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def quick_store(folder: Path) -> Store:
+def quick_store(folder):
     return Store(folder / "store").create()
 
 
 @pytest.fixture(scope="module")
-def victims(tmp_path_factory) -> Iterator[Victims]:
+def victims(tmp_path_factory):
     with Victims(tmp_path_factory.mktemp("victims")) as server:
         yield server
 
 
 @pytest.fixture(params=first_or_all(WRITERS))
-def writer(request: pytest.FixtureRequest) -> str:
+def writer(request):
     """Returns who writes: the process; in `make whole` the thread too."""
     return str(request.param)
 
 
-def in_flight(dumps: list[payload.Dump]) -> list[payload.Dump]:
+def in_flight(dumps):
     return [dump for dump in dumps if dump.record.recovered == "in_flight"]
 
 
-def die(victims: Victims, jobs: list[Job]) -> dict[int, Job]:
+def die(victims, jobs):
     """Run victims that die by themselves, some at a time."""
-    pids: dict[int, Job] = {}
+    pids = {}
     for job in jobs:
         pids[victims.start(job)] = job
     for pid in pids:
@@ -62,7 +61,7 @@ def die(victims: Victims, jobs: list[Job]) -> dict[int, Job]:
     return pids
 
 
-def writers_of(pids: Iterable[int]) -> list[Path]:
+def writers_of(pids):
     """The writer processes that these processes started and that run still."""
     wanted, found = {str(pid).encode() for pid in pids}, []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -74,8 +73,8 @@ def writers_of(pids: Iterable[int]) -> list[Path]:
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no_writer(victims, folder, writer):
-    """Thirty, and three with a writer process; in `make whole` five hundred of each."""
-    dice, (size, waves) = random.Random(20261120), (10, amount(3, 50)) if writer == "thread" else (3, amount(1, 168))
+    """Twenty, and three with a writer process; in `make whole` five hundred of each."""
+    dice, (size, waves) = random.Random(20261120), (10, amount(2, 50)) if writer == "thread" else (3, amount(1, 168))
     for wave in range(waves):
         store = Store(folder / f"wave{wave}").create()
         every = 3 if wave % 3 == 2 else 1
@@ -216,7 +215,7 @@ def test_a_stuck_disk_loses_neither_the_last_calls_nor_the_one_in_flight(victims
     assert_exact(data, job)
 
 
-def planted(folder: Path, store: Store, rings: list[Path]) -> Store:
+def planted(folder, store, rings):
     """A copy of a store with copies of rings in it."""
     shutil.copytree(store.root, folder)
     (folder / "rings").mkdir()
@@ -226,7 +225,7 @@ def planted(folder: Path, store: Store, rings: list[Path]) -> Store:
     return Store(folder)
 
 
-def result(store: Store) -> dict[str, Any]:
+def result(store):
     """What a recovery comes to: dumps with their marks and tensors, and books."""
     dumps = {
         dump.record.dump_id: (dump.record.recovered, dump.record.payload_sha256)
@@ -238,7 +237,7 @@ def result(store: Store) -> dict[str, Any]:
 
 
 @pytest.fixture
-def dead(victims: Victims, folder: Path) -> tuple[Store, list[Path], dict[int, Job]]:
+def dead(victims, folder):
     """A store with the rings of three processes that were killed inside of forward."""
     store = Store(folder / "dead").create()
     switch(store)
@@ -268,7 +267,7 @@ def test_damaged_rings_are_problems_and_never_wrong_inputs(folder, dead):
     extents = [SLOT.unpack_from(whole, SLOTS_AT + place * SLOT_SIZE)[5:10:4] for place in slots]
     kinds = len(whole[KINDS_AT:DATA].rstrip(b"\0"))
 
-    def spot(n: int) -> int:
+    def spot(n):
         """A byte of the header, the books, a slot, the kinds, or the numbers of a call, in turn."""
         offset, count = dice.choice(extents)
         slot = SLOTS_AT + dice.choice(slots) * SLOT_SIZE

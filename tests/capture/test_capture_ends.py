@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats import ringfile
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -41,17 +38,17 @@ class SlowStore(Store):
 
     written = 0
 
-    def __init__(self, root: Path, seconds: float) -> None:
+    def __init__(self, root, seconds):
         super().__init__(root)
         self.seconds = seconds
 
-    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+    def publish_dump(self, record, blob):
         time.sleep(self.seconds)
         self.written += 1
         return super().publish_dump(record, blob)
 
 
-def train(recording: Recording, calls: int, actor: Actor | None = None) -> None:
+def train(recording, calls, actor=None):
     """Calls of many shapes. Those of an actor that was there before are all good."""
     moods = actor is None
     actor = actor or Actor()
@@ -63,30 +60,30 @@ def train(recording: Recording, calls: int, actor: Actor | None = None) -> None:
             assert mood == "broken"
 
 
-def end(recording: Recording, seconds: float) -> None:
+def end(recording, seconds):
     """End as a process does that has so much time to write, on a machine that is as busy as it likes."""
     writer = recording.recorder.writer
     writer._deadline, writer._give_up = time.monotonic() + seconds, time.monotonic() + 60
     assert recording.close(60)
 
 
-def status(store: Store) -> tuple[dict[str, int], str]:
+def status(store):
     """The total of `dump status`, and its words."""
     answers = [CliRunner().invoke(app, ["--store", str(store.root), "dump", "status", *more]) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
     return json.loads(answers[0].stdout)["total"], answers[1].output
 
 
-def balanced(total: dict[str, int]) -> bool:
+def balanced(total):
     return total["calls"] == total["captured"] + total["dropped"] + total["sampled_out"] + total["pending"]
 
 
-def recovered(store: Store, *more: str) -> None:
+def recovered(store, *more):
     answer = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json", *more])
     assert answer.exit_code == 0, answer.output
 
 
-def dumps(store: Store) -> dict[int, payload.Dump]:
+def dumps(store):
     return {dump.record.call_index: dump for dump in map(payload.load, store.iter_dumps())}
 
 
@@ -202,13 +199,13 @@ def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how):
 
 
 @pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """An empty file system of a megabyte."""
     with mounted(tmp_path / "small", "size=1m"):
         yield tmp_path / "small"
 
 
-def fill(folder: Path) -> Path:
+def fill(folder):
     """Leave not a page of the file system."""
     path = folder / "filler"
     with open(path, "ab", buffering=0) as file:
@@ -267,7 +264,7 @@ def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk
     recording, actor = Recording(store, writer=writer), Actor()
     recording.recorder.notices._clock = lambda: clock[0]
 
-    def lost(calls: int) -> int:
+    def lost(calls):
         """After so many calls, how often it was said that a dump was lost."""
         for seed in range(calls):
             recording.forward(actor, torch.randint(0, 128_000, (4, 3000), generator=torch.Generator().manual_seed(seed)))

@@ -1,7 +1,5 @@
 """Facts: rank, role, what is read of a real OpenRLHF Actor, and the states of torch's generators around a call."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -45,7 +43,7 @@ def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task, role, actor
 def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatch, tmp_path):
     import torch.distributed as dist
 
-    def told(rank: str, local_rank: str) -> tuple[int | None, ...]:
+    def told(rank, local_rank):
         for name, value in {"RANK": rank, "WORLD_SIZE": "", "LOCAL_RANK": local_rank}.items():
             monkeypatch.setenv(name, value)
         return tuple(facts.rank_of_process().values())
@@ -127,16 +125,16 @@ def test_a_real_openrlhf_actor_below_run_is_recorded_and_cannot_tell(store, tmp_
 class FakeGenerator:
     """A GPU's generator without a GPU: its state is its number. Guarantees: counts how often it is asked."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number, self.asked = number, 0
 
-    def get_state(self) -> torch.Tensor:
+    def get_state(self):
         self.asked += 1
         return torch.full((16,), self.number, dtype=torch.uint8)
 
 
 @pytest.fixture
-def gpus(monkeypatch) -> list[FakeGenerator]:
+def gpus(monkeypatch):
     """A process that has initialized CUDA, with three GPUs, the second of them current."""
     generators = [FakeGenerator(number) for number in range(3)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -1,22 +1,19 @@
 """Faults in the hook and the writer: the training never notices, and the books are exact.
 
 - Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
-  of its own, because there the package is loaded with fault points): one in 96 of the calls, all with `FAULTS=each`.
+  of its own, because there the package is loaded with fault points): one in 192 of the calls, all with `FAULTS=each`.
 - A disk that falls asleep in one write: while the training runs, and while it ends.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from amounts import first_or_all
-from roots import SUPPORT
+from roots import SUPPORT, environment
 
 from actordbg.capture.control import WRITERS
 from actordbg.dumps import recover
@@ -24,23 +21,22 @@ from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 TESTS = SUPPORT
-PARTS, SAMPLE = 96, 5
+PARTS, SAMPLE = 192, 5
 """Shares of the sites. `make test` takes the `SAMPLE`th; `FAULTS=each` takes all, two at a time (about five minutes)."""
 
 
 # --- every call fails in turn ---------------------------------------------------------------------------------------------
 
 
-def run_part(part: int, folder: Path) -> int:
+def run_part(part, folder):
     """One share of the sites, in a process of its own; its exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(TESTS / "faulted_runs.py"), "", f"{part}/{PARTS}"]
     with open(folder / f"{part}.out", "w") as out, open(folder / f"{part}.err", "w") as errors:
-        return subprocess.run(command, env=environment, stdout=out, stderr=errors).returncode
+        return subprocess.run(command, env=environment(), stdout=out, stderr=errors).returncode
 
 
-@pytest.mark.slow
 def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path):
     chosen = range(PARTS) if "FAULTS" in os.environ else [SAMPLE]
     with ThreadPoolExecutor(2) as pool:
@@ -157,13 +153,12 @@ print(json.dumps(dict(calls=calls, unsure=unsure, waits=waits)))
 """
 
 
-def start(store: Store, body: str, writer: str) -> subprocess.Popen[str]:
+def start(store, body, writer):
     code = TRAINING.format(tests=str(TESTS), store=str(store.root), writer=writer) + body
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    around = environment(FORKED_PROGRAM="-c")
+    return subprocess.Popen([sys.executable, "-c", code], env=around, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("writer", first_or_all(WRITERS))
 def test_a_disk_that_sleeps_holds_up_nobody(tmp_path, writer):
     """While the writer hangs in a write: calls continue and wait for nothing, the switch works, the process ends, and the books

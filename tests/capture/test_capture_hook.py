@@ -1,7 +1,5 @@
 """The hook on a live actor: what is recorded, and that the actor cannot tell."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect
@@ -10,9 +8,7 @@ import os
 import pickle
 import time
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -44,14 +40,14 @@ from actordbg.trainers.seam import Rows, Seam
 
 
 @pytest.fixture
-def recording(store) -> Any:
+def recording(store):
     made = Recording(store)
     yield made
     made.close()
 
 
 @pytest.fixture
-def fresh(monkeypatch) -> Iterator[type]:
+def fresh(monkeypatch):
     """A class of its own to install into, and no slots or variables left from other tests."""
     for name in ("ACTORDBG_DISABLE", "ACTORDBG_STORE", "ACTORDBG_RUN"):
         monkeypatch.delenv(name, raising=False)
@@ -62,11 +58,11 @@ def fresh(monkeypatch) -> Iterator[type]:
         recorder_of(made).close()
 
 
-def recorder_of(actor: type) -> recorder.Recorder:
+def recorder_of(actor):
     return getattr(actor.forward, SLOT).recorder
 
 
-def runs_in(store: Store) -> list[str]:
+def runs_in(store):
     """The run of each dump."""
     return [path.parent.parent.name for path in store.iter_dumps()]
 
@@ -100,7 +96,7 @@ def test_a_call_is_recorded_whole(recording):
 def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recording):
     class Odd(SignatureH):
         @property
-        def model(self) -> Any:
+        def model(self):
             raise RuntimeError("not now")
 
     whole, changed, actor = ids(4, 40), ids(), SignatureH()
@@ -184,7 +180,7 @@ def test_an_argument_of_unknown_type_needs_log_probs_beside_it_for_a_replay(stor
 # --- the actor cannot tell ----------------------------------------------------------------------------------------------
 
 
-def train(forward: Any, actor: TinyActor, steps: int = 4) -> tuple[list[torch.Tensor], torch.Tensor]:
+def train(forward, actor, steps=4):
     """A few steps with dropout and random masks; the outputs, gradients and weights, and the generator's last state."""
     torch.manual_seed(3)
     optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
@@ -305,7 +301,7 @@ def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(recording,
 
 
 def test_an_interrupt_goes_through_and_the_books_are_right(recording, monkeypatch):
-    def interrupt(*arguments: Any) -> None:
+    def interrupt(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recorder, "memmove", interrupt)
@@ -339,17 +335,17 @@ def test_a_stuck_disk_does_not_hold_up_training_and_nothing_queues_up_for_ever(t
     assert recording.recorder.writer._bytes == 0
 
 
-def no_record_fits(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+def no_record_fits(monkeypatch, recording):
     monkeypatch.setattr("actordbg.formats.encoding.MAX_RECORD", 200)
 
 
-def a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+def a_graph_is_captured(monkeypatch, recording):
     monkeypatch.setattr(recording.recorder._copier, "may_copy", lambda tensors: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
 
 
-def the_disk_is_nearly_full(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+def the_disk_is_nearly_full(monkeypatch, recording):
     recording.set(free_floor_bytes=2**62)
 
 
@@ -380,7 +376,7 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
 def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, number, reason, caplog):
     publish, errors = store.publish_dump, iter([None, None, *[OSError(number, "no")] * 3])
 
-    def published(*dump: Any) -> Any:
+    def published(*dump):
         if error := next(errors, None):
             raise error
         return publish(*dump)
@@ -437,7 +433,7 @@ def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store, 
 # --- torch.compile ------------------------------------------------------------------------------------------------------
 
 
-def breaks(forward: Any) -> int:
+def breaks(forward):
     import torch._dynamo as dynamo
 
     dynamo.reset()
@@ -473,7 +469,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
 def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store, fresh, caplog):
     switch(store)
     seam = Seam("any:score", lambda call: Rows(call["self"], call["sequences"]))
-    adapter: Any = SimpleNamespace(name="mine", package="mine")
+    adapter = SimpleNamespace(name="mine", package="mine")
     fresh.forward = recorded_model.recorded(TinyActor.forward, seam, adapter, str(store.root), {})  # type: ignore[attr-defined]
     torch.compile(fresh().eval(), backend="eager", fullgraph=True)(ids(), return_logprobs=True)
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]

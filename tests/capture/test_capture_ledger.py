@@ -1,10 +1,7 @@
 """The books: which calls are wanted, that every call is in exactly one of them, and the newest dumps of a run within a size."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -22,15 +19,15 @@ from actordbg.formats.weight_hashes import StepWeights
 from actordbg.records.run_files import read_counters
 
 
-def ledger(rank: int = 0) -> Ledger:
+def ledger(rank=0):
     return Ledger(Identity("r", rank, 4, "host", 42, "actor0-abcd1234"))
 
 
-def control(generation: int = 1, **limits: object) -> Control:
+def control(generation=1, **limits):
     return Control(True, "r", "2026-11-20T12:00:00.000000Z", generation, **limits)  # type: ignore[arg-type]
 
 
-def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | None]:
+def reasons(books, switch, seq_lens):
     found = []
     for seq_len in seq_lens:
         _, reason = books.open(switch, seq_len)
@@ -66,7 +63,7 @@ def test_max_dumps_counts_what_is_queued_and_starts_anew_with_the_next_enable():
 def test_counters_are_published_and_read_and_tried_again_where_that_fails(store):
     books, path = ledger(3), store.counters / "r" / "0003-host-42-actor0-abcd1234.json"
 
-    def published(state: str) -> dict[str, Any]:
+    def published(state):
         books.publish(store, state, {"queue_bytes": 17})
         return read_counters(path)
 
@@ -97,7 +94,7 @@ def test_counters_are_published_and_read_and_tried_again_where_that_fails(store)
 def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store, monkeypatch):
     making, create = threading.Event(), Ring.create
 
-    def slowly(*args: Any) -> Ring:
+    def slowly(*args):
         making.set()
         time.sleep(0.2)
         return create(*args)
@@ -129,7 +126,7 @@ def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(s
 
 
 class Watched(SignatureH):
-    def forward(self, sequences: torch.Tensor, bad: bool = False) -> torch.Tensor:
+    def forward(self, sequences, bad=False):
         return torch.full((2, 8), float("nan") if bad else 0.0)
 
 

@@ -1,12 +1,9 @@
 """What somebody else, or an accident, put in the place of a file or a folder of the recorder; and arguments that no file can hold."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import subprocess
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +34,7 @@ for store in sys.argv[1:]:
 
 
 class Taking(torch.nn.Module):
-    def forward(self, sequences: Any, note: Any = None, more: Any = None) -> Any:
+    def forward(self, sequences, note=None, more=None):
         if note == "broken":
             raise ValueError("a file called \udce9")
         return sequences

@@ -1,21 +1,17 @@
 """Capture across processes: forks, many writers, the end of a process, and what never gets into a file."""
 
-from __future__ import annotations
-
-import os
 import subprocess
 import sys
 
 import pytest
 from amounts import amount
 from deathcases import closed, counters, switch
-from roots import ROOT, SUPPORT
+from roots import SUPPORT, environment
 
 from actordbg.capture.writer import EXIT_SECONDS
 from actordbg.dumps.recover import find_rings
-from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 HEAD = """
 import os, sys, time
@@ -31,14 +27,14 @@ assert hook.install(Actor, store={store!r})
 """
 
 
-def start(store: Store, body: str, *, delay: float = 0.0, **environment: str) -> subprocess.Popen[str]:
+def start(store, body):
     """A training process: an Actor with the hook installed as the trailer does it, then `body`."""
     code = HEAD.format(tests=str(SUPPORT), store=str(store.root)) + body
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    around = environment(FORKED_PROGRAM="-c")
+    return subprocess.Popen([sys.executable, "-c", code], env=around, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 90) -> str:
+def finish(process, timeout=90):
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err
     return out
@@ -64,7 +60,7 @@ Actor()(ids())
 
 
 def test_forks_while_the_queue_is_busy(store):
-    """Fifty; in `make whole` two hundred."""
+    """Sixteen; in `make whole` two hundred."""
     switch(store)
     body = """
 import threading
@@ -109,7 +105,7 @@ stop.set()
 for thread in threads: thread.join()
 assert slot.recorder.close(100)
 """
-    forks = amount(50, 200)
+    forks = amount(16, 200)
     body = body.replace("ROOT", repr(str(store.root))).replace("FORKS", str(forks))
     finish(start(store, body), timeout=240)
     books = [*counters(store).values()]
@@ -117,7 +113,7 @@ assert slot.recorder.close(100)
     assert len(books) == forks + 1 and len(children) == forks
     assert all(data["pending"] == 0 and data["calls"] == closed(data) for data in books)
     assert sum(data["captured"] for data in books) == len(list(store.iter_dumps()))
-    by_pid: dict[int, int] = {}
+    by_pid = {}
     for path in store.iter_dumps():
         pid = int(path.name.split("-")[2])
         by_pid[pid] = by_pid.get(pid, 0) + 1

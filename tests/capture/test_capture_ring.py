@@ -1,14 +1,10 @@
 """The ring in a process that lives: threads, nesting, what does not fit, and books for more runs than there is room for."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,11 +25,11 @@ from actordbg.store.layout import Store
 class Calling(Empty):
     """An actor whose forward does what it is given."""
 
-    def forward(self, sequences: Any, inside: Any = None) -> Any:
+    def forward(self, sequences, inside=None):
         return inside() if inside is not None else sequences
 
 
-def live(recording: Recording) -> list[payload.Dump]:
+def live(recording):
     """The inputs that are in flight now, as `dump recover --live` finds them."""
     ring = recording.ring
     (report,) = recover(recording.store, [ring.path], live=True)
@@ -42,7 +38,7 @@ def live(recording: Recording) -> list[payload.Dump]:
     return [payload.load(recording.store.root / dump.path) for dump in found]
 
 
-def in_threads(work: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
+def in_threads(work, calls):
     """`work` with each of these arguments, all at once."""
     threads = [threading.Thread(target=work, args=given) for given in calls]
     for step in (threading.Thread.start, threading.Thread.join):
@@ -53,13 +49,13 @@ def in_threads(work: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
 def test_nested_and_recursive_calls_are_in_flight_together(store):
     recording, actor, other = Recording(store, every=0, triggers=("nan",)), Calling(), Calling()
     forward = wrap(Calling.forward, recording.slot)
-    seen: list[list[int]] = []
+    seen = []
 
-    def look() -> torch.Tensor:
+    def look():
         seen.append(sorted(int(dump.tensors["sequences"][0, 0]) for dump in live(recording)))
         return torch.zeros(1)
 
-    def inner() -> Any:
+    def inner():
         for n in range(20):
             forward(other, torch.full((1, 4), 100 + n))
         return forward(actor, torch.full((1, 4), 2), look)
@@ -75,7 +71,7 @@ def test_threads_call_and_raise_while_others_are_inside(store):
     recording, actor = Recording(store), Calling()
     forward, held, go = wrap(Calling.forward, recording.slot), threading.Event(), threading.Event()
 
-    def wait_inside() -> None:
+    def wait_inside():
         held.set()
         assert go.wait(30)
 
@@ -83,7 +79,7 @@ def test_threads_call_and_raise_while_others_are_inside(store):
     waiting.start()
     assert held.wait(30)
 
-    def work(first: int) -> None:
+    def work(first):
         for n in range(100):
             if n % 10:
                 forward(actor, torch.full((1, 4), first + n))
@@ -105,7 +101,7 @@ def test_threads_that_meet_an_actor_at_once_share_its_books(store):
         recording, actor, barrier = Recording(store, run=f"r{trial}"), Calling(), threading.Barrier(8)
         recording.forward(other, ids())  # the first call of a process waits for the switch; those beside it are not recorded
 
-        def call(barrier: threading.Barrier, recording: Recording, actor: Calling) -> None:
+        def call(barrier, recording, actor):
             barrier.wait()
             recording.forward(actor, ids())
 
@@ -132,11 +128,11 @@ def test_a_kill_at_any_line_that_closes_a_call_leaves_exact_books(store, tmp_pat
     recording, captured, moments = Recording(store, ring_bytes=CHUNK, capacity=CHUNK), Item.captured, dict[bytes, None]()
     path, actor = recording.ring.path, SignatureH()
 
-    def killed(frame: Any, event: str, argument: Any) -> Any:
+    def killed(frame, event, argument):
         moments[path.read_bytes()] = None
         return killed
 
-    def traced(item: Item, *given: Any) -> None:
+    def traced(item, *given):
         if item.number == 2:
             item.ledger.open(item.control, None)
             sys.settrace(killed)
@@ -162,7 +158,7 @@ def test_books_are_in_a_file_while_one_ring_replaces_another(store, monkeypatch)
     recording.forward(SignatureH(), ids())
     recording.recorder.watch.stop()  # it would look at the switch, too
 
-    def removed(ring: Ring) -> None:
+    def removed(ring):
         seen.extend(books.counts[0] for path in find_rings(store) for books in read_ring(path).books.values())
         remove(ring)
 
@@ -217,7 +213,7 @@ def test_extents_never_overlap_whatever_is_taken_and_given_back():
 
     memory = mmap.mmap(-1, DATA + 8 * CHUNK)
     arena, dice = Arena(memory, DATA, DATA + CHUNK, lambda end: None), random.Random(1)
-    held: dict[int, int] = {}
+    held = {}
     for _ in range(20_000):
         if held and dice.random() < 0.5:
             offset = dice.choice(list(held))

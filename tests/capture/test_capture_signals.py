@@ -10,7 +10,6 @@ import dis
 import functools
 import signal
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -39,8 +38,8 @@ class Alarm(TimeoutError):
 
 
 @pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    def ring(number: int, frame: FrameType | None) -> None:
+def handler():
+    def ring(number, frame):
         raise Alarm("the trainer's own")
 
     before = signal.signal(signal.SIGUSR1, ring)
@@ -51,25 +50,25 @@ def handler() -> Iterator[None]:
 class Interrupter:
     """Raises a signal at the nth point at which Python runs handlers, in frames of a hooked call. where: the frame's function."""
 
-    def __init__(self, nth: int) -> None:
+    def __init__(self, nth):
         self.left, self.where = nth, ""
         self._model = False
         self._last: dict[FrameType | None, int] = {}
 
-    def __enter__(self) -> Interrupter:
+    def __enter__(self):
         sys.settrace(self._begins)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         sys.settrace(None)
 
-    def _point(self, frame: FrameType, more: str = "") -> None:
+    def _point(self, frame, more=""):
         self.left -= 1
         if not self.left:
             self.where = frame.f_code.co_qualname + more
             signal.raise_signal(signal.SIGUSR1)
 
-    def _begins(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _begins(self, frame, event, _):
         if self._last.get(frame.f_back) == dis.opmap["CALL"]:  # of a Python function: no handler runs when it returns
             self._last[frame.f_back] = 0
         if self._model or frame.f_code is type(self).__exit__.__code__:
@@ -82,11 +81,11 @@ class Interrupter:
             self._point(frame, " begins")
         return self._instruction
 
-    def _in_model(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _in_model(self, frame, event, _):
         self._model = self._model and event != "return"
         return self._in_model
 
-    def _instruction(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _instruction(self, frame, event, _):
         if event == "opcode":
             last, self._last[frame] = self._last.get(frame), frame.f_code.co_code[frame.f_lasti]
             if last in INTERRUPTIBLE:
@@ -94,7 +93,7 @@ class Interrupter:
         return self._instruction
 
 
-def interrupted_calls(recording: Recording, fresh: bool) -> tuple[int, int]:
+def interrupted_calls(recording, fresh):
     """Interrupt a call at each of its points in turn; the first call of an actor, which has hundreds, at a sixth of them.
 
     Returns how many calls began to be recorded, and the interruptions.
@@ -120,10 +119,10 @@ def interrupted_calls(recording: Recording, fresh: bool) -> tuple[int, int]:
 
 def test_a_handler_of_any_form_is_known_by_the_frame_that_it_interrupted():
     class Limit:
-        def __call__(self, number: int, frame: FrameType | None) -> None:
+        def __call__(self, number, frame):
             raise ValueError("over")
 
-    def raised_in(handler: Any) -> BaseException:
+    def raised_in(handler):
         signal.signal(signal.SIGUSR1, handler)
         with pytest.raises((ValueError, KeyboardInterrupt)) as caught:
             signal.raise_signal(signal.SIGUSR1)

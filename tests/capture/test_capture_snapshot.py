@@ -1,9 +1,6 @@
 """Copies: private, strides kept, complete when the writer looks. The CUDA path runs here on a device made of CPU tensors."""
 
-from __future__ import annotations
-
 import mmap
-from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -15,18 +12,18 @@ from actordbg.capture.snapshot import Copier
 
 
 @pytest.fixture
-def on_device() -> Iterator[LaterDevice]:
+def on_device():
     """Within this, every tensor says that it is on a CUDA device: on this one."""
     with mock.patch.object(torch.Tensor, "is_cuda", property(lambda self: True)):
         yield LaterDevice()
 
 
 @pytest.fixture
-def arena() -> Arena:
+def arena():
     return Arena(mmap.mmap(-1, 2**20), 0, 2**20, None)
 
 
-def layouts() -> dict[str, torch.Tensor]:
+def layouts():
     base, whole = torch.arange(2 * 3 * 8).reshape(2, 3, 8), torch.arange(24.0).view(4, 6)
     return {
         "contiguous": base.clone(), "slice": base[:, 1:, 2:5], "column": base[0, :, :1], "transposed": base[0].t(), "empty": base[:0],

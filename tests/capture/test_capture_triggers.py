@@ -18,33 +18,30 @@ from victims import wait_for
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Triggers, parse
 from actordbg.capture.snapshot import LOGITS_SUM
-from actordbg.store.layout import Store
 
 
 class Steered(torch.nn.Module):
     """An Actor whose next result the test decides: `result` is returned, or raised; `seconds`: how far it moves its `clock`, in ns."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.result: Any = None
         self.seconds = 0.0
         self.clock = 0
 
-    def forward(self, sequences: torch.Tensor, action_mask: Any = None, return_output: bool = False) -> Any:
+    def forward(self, sequences, action_mask=None, return_output=False):
         self.clock += round(self.seconds * 1e9)
         if isinstance(self.result, BaseException):
             raise self.result
         return self.result if self.result is not None else torch.zeros(sequences.shape[0], sequences.shape[1] - 1)
 
 
-def armed(store: Store, *words: str, way: type[Recording] = Recording, **limits: Any) -> Recording:
+def armed(store, *words, way=Recording, **limits):
     """Recording that keeps only what triggers say."""
     return way(store, **({"every": 0, "triggers": words, "ring": 8} | limits))
 
 
-def call(
-    recording: Recording, actor: Steered, result: Any = None, seed: int = 0, seconds: float = 0.0, seq: int = 9, **more: Any
-) -> Any:
+def call(recording, actor, result=None, seed=0, seconds=0.0, seq=9, **more):
     actor.result, actor.seconds = result, seconds
     return recording.forward(actor, ids(2, seq, seed), **more)
 
@@ -71,13 +68,13 @@ def test_other_words_are_refused_with_what_there_is(word):
 # --- what fires -----------------------------------------------------------------------------------------------------------
 
 
-def bad(value: float) -> torch.Tensor:
+def bad(value):
     tensor = torch.zeros(2, 8)
     tensor[1, 3] = value
     return tensor
 
 
-def logits(value: float) -> SimpleNamespace:
+def logits(value):
     tensor = torch.zeros(2, 8, 50)
     tensor[0, 0, 7] = value
     return SimpleNamespace(logits=tensor)
@@ -175,7 +172,7 @@ def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_
     writer, ring = recording.recorder.writer, recording.ring
     tick, looked, ending = writer._tick, threading.Event(), threading.Event()
 
-    def ends_meanwhile() -> None:
+    def ends_meanwhile():
         """The first look at an empty queue follows the call; after the second one, the thread asks whether it is the end."""
         if writer._last and not writer._queue and not looked.is_set():
             looked.set()
@@ -217,12 +214,12 @@ def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_
 class Chatty(torch.nn.Module):
     """Takes anything by name, and quotes it when it fails."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.model = torch.nn.Module()
         self.model.config = type("Config", (), {"_name_or_path": name, "model_type": name})()
 
-    def forward(self, sequences: torch.Tensor, **told: Any) -> torch.Tensor:
+    def forward(self, sequences, **told):
         if "fail" in told:
             raise type(told["fail"], (RuntimeError,), {})("x" * 170 + told["fail"])
         return sequences.float()
@@ -276,7 +273,7 @@ def test_an_exception_keeps_no_frame_and_no_tensor_alive(store):
 
 
 class _Failing(torch.nn.Module):
-    def forward(self, sequences: torch.Tensor) -> None:
+    def forward(self, sequences):
         raise ValueError
 
 

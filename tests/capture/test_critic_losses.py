@@ -1,11 +1,6 @@
 """A critic's losses are recorded, in a process that calls no Actor: OpenRLHF's own ValueLoss, called as its training step does."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +10,18 @@ from losscases import MICRO, experiences, normalization, stand_in_for_openrlhf
 
 from actordbg.base.imports import is_there
 from actordbg.capture import hook
-from actordbg.recorded.lint import Findings, lint
+from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
 
 
 @pytest.fixture
-def openrlhf(monkeypatch) -> Iterator[SimpleNamespace]:
+def openrlhf(monkeypatch):
     yield from stand_in_for_openrlhf(monkeypatch)
 
 
-def train(openrlhf: SimpleNamespace, store: Store, *, tokens: float = 1.0, **control: Any) -> list[tuple[Any, Any]]:
+def train(openrlhf, store, *, tokens=1.0, **control):
     """Train a critic under `install`; tokens: a factor of what its losses are divided by. Returns experiences and losses."""
     batches = experiences(openrlhf.Actor(), 4)
     hook.install(openrlhf.Actor, store=record_here(store, **control))
@@ -39,7 +33,7 @@ def train(openrlhf: SimpleNamespace, store: Store, *, tokens: float = 1.0, **con
     return results
 
 
-def linted(store: Store) -> Findings:
+def linted(store):
     return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
@@ -104,7 +98,7 @@ def test_threads_with_different_switches_share_a_wrapped_forward(openrlhf, store
     actors[1].model.global_steps = 3
     rows, own = torch.arange(12).view(2, 6), recording.recorder.enter
 
-    def enter(*call: Any) -> Any:
+    def enter(*call):
         both.wait()
         return own(*call)
 

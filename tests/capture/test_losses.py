@@ -1,11 +1,5 @@
 """Losses are recorded beside forwards: OpenRLHF's own PolicyLoss on small tensors, called as its training step calls it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from capturekit import Recording
@@ -20,17 +14,16 @@ from actordbg.capture.switch_file import read_control
 from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
-from actordbg.store.payload import Dump
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
 
 
 @pytest.fixture
-def openrlhf(monkeypatch) -> Iterator[SimpleNamespace]:
+def openrlhf(monkeypatch):
     yield from stand_in_for_openrlhf(monkeypatch)
 
 
-def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4) -> list[dict[str, Any]]:
+def train(openrlhf, recording, steps=4):
     """Train: the old log-probs of all micro-batches, then a step for each. Returns each loss with its results and gradients."""
     if recording is not None:
         recording.slot.packages.add("openrlhf")
@@ -46,7 +39,7 @@ def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4
     return results
 
 
-def losses_of(recording: Recording) -> tuple[list[Dump], list[Dump]]:
+def losses_of(recording):
     """The recorded forwards, and the recorded losses."""
     dumps = recording.dumps()
     return [d for d in dumps if d.record.point == "forward"], [d for d in dumps if d.record.point == "loss"]
@@ -113,7 +106,7 @@ def test_who_records_forwards_alone_has_nothing_attached(openrlhf, store):
 
 @pytest.mark.parametrize("broken", ["_context", "_switches"])
 def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(openrlhf, store, monkeypatch, broken):
-    def fails(*_: object, **__: object) -> None:
+    def fails(*_, **__):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(loss_record.LossSlot if broken == "_context" else loss_record, broken, fails)
@@ -124,7 +117,7 @@ def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(openrlhf, s
 
 
 def test_a_loss_without_its_rows_or_its_actors_facts_is_a_loss_all_the_same(openrlhf, store):
-    def fails(self: object) -> int:
+    def fails(self):
         raise RuntimeError("planted")
 
     forward = openrlhf.Actor.forward
@@ -175,13 +168,13 @@ def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):
         invoke(store, "dump", "enable", "--step", "5..3")
 
 
-def stepping(openrlhf: SimpleNamespace, recording: Recording) -> tuple[Any, Any, Any]:
+def stepping(openrlhf, recording):
     """An actor to train, a reference that never steps, and what calls one of them."""
     openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
     policy, reference = openrlhf.Actor(), openrlhf.Actor()
     reference.eval().model.global_steps = 0
 
-    def call(actor: Any) -> None:
+    def call(actor):
         rows = torch.arange(12).view(2, 6)
         with torch.set_grad_enabled(actor.training):
             actor(rows, torch.ones(2, 5).bool(), attention_mask=torch.ones_like(rows))

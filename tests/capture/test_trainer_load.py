@@ -1,7 +1,5 @@
 """What the hook costs a training process before it records anything: the modules that it loads, and how they guard themselves."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path
@@ -71,7 +69,7 @@ def test_a_training_process_loads_few_modules_and_lines(tmp_path, what):
     assert sum(lines.values()) <= MOST_LINES[what], f"the trainer loads {sum(lines.values())} lines\n{table}"
 
 
-def _is_broad(node: ast.AST) -> bool:
+def _is_broad(node):
     if isinstance(node, ast.ExceptHandler):
         kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
         return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds)

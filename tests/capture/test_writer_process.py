@@ -1,11 +1,8 @@
 """The writer process writes what the thread would write, and whatever becomes of it, no call is lost and the books are exact."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -28,18 +25,18 @@ OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "payload_sha256")
 
 
 class Actor(torch.nn.Module):
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, sizes: Any = None, **more: Any) -> Any:
+    def forward(self, sequences, action_mask=None, attention_mask=None, sizes=None, **more):
         return sequences
 
 
-def odd_calls() -> list[dict[str, Any]]:
+def odd_calls():
     """Calls that are stored in every form that there is, and arguments that are not two calls' own."""
     ids = torch.arange(24).view(2, 12)
     forms = [
         ids, -ids, ids * 2_000, ids * 3_000_000, ids << 40, ids.int(), ids.short(), ids.bool(), ids.t(), ids[:, ::2], ids[:0], ids[:1].expand(3, 12),
         ids.float(), (ids > 3).bfloat16(), ids.bfloat16(), -(ids * 0.0), ids.to(torch.float8_e4m3fn), ids.double()[0, 0], ids.unfold(1, 4, 2),
     ]  # fmt: skip
-    calls: list[dict[str, Any]] = [{"sequences": ids, "pixel_values": form} for form in forms]
+    calls = [{"sequences": ids, "pixel_values": form} for form in forms]
     calls += [inputs(seed) for seed in range(24)]
     return [
         *calls,
@@ -49,7 +46,7 @@ def odd_calls() -> list[dict[str, Any]]:
     ]
 
 
-def written(store: Store, monkeypatch: pytest.MonkeyPatch, kind: str) -> list[payload.Dump]:
+def written(store, monkeypatch, kind):
     recording = Recording(store, writer=kind)
     if kind == "process":
         monkeypatch.setattr(writer.Writer, "_describe", lambda *_: pytest.fail("the thread encodes"))

@@ -1,12 +1,8 @@
 """What the calls of a process share stands once; times are numbers in the catalog, and texts everywhere else."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import catalogcases as cases
 import pytest
@@ -18,13 +14,12 @@ from actordbg.catalog import query, selections, tables
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.where import Sandbox, compile_where
 from actordbg.formats.dump_record import format_timestamp
-from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
 
 COLUMNS = ["dump_id", "run", "rank", "timestamp", "host", "role", "training", "call_index"]
 
 
-def _asked(store: Store, sql: str) -> list[tuple[object, ...]]:
+def _asked(store, sql):
     with sqlite3.connect(store.catalog_path) as connection:
         found = connection.execute(sql).fetchall()
     connection.close()
@@ -82,7 +77,7 @@ def test_what_all_callers_have_in_common_leads_to_no_dump(store, where, plan, mo
     fill_synthetic(store, 20_000)
     asked, rows = [], Sandbox.rows
 
-    def listening(box: Sandbox, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+    def listening(box, sql, params=()):
         asked.append((sql, params))
         return rows(box, sql, params)
 

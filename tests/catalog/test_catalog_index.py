@@ -1,12 +1,9 @@
 """The index: the catalog says what the files say, cheaply, whoever else is at it, and whatever state the files are in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -19,13 +16,13 @@ from actordbg.catalog import connections, dump_rows as headers, migrate, query
 from actordbg.catalog.indexer import Dumps, refresh
 from actordbg.catalog.lab_columns import Replay
 from actordbg.catalog.tables import DUMP_COLUMNS
-from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
+from actordbg.formats.dump_record import SUFFIX, TensorSpec
 from actordbg.records import journal as journals
 from actordbg.records.journal import read_results
 from actordbg.store.layout import Store
 
 
-def rows_of(store: Store) -> list[str]:
+def rows_of(store):
     with sqlite3.connect(store.catalog_path) as connection:
         return [row[0] for row in connection.execute("SELECT dump_id FROM dump ORDER BY dump_id")]
 
@@ -63,8 +60,8 @@ def test_a_settled_folder_is_not_listed_again(store, monkeypatch):
     cases.fill(store, 4)
     cases.settle(store)
     refresh(store)
-    listed: list[str] = []
-    real: Callable[..., list[str]] = os.listdir
+    listed = []
+    real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or real(path))
     refresh(store)
     assert listed == []
@@ -123,7 +120,7 @@ def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not
     cases.publish(store, locked)
     really, path = headers.read_one, os.fspath(store.dump_path(locked))
 
-    def refused(name: str, *place: object) -> tuple[object, ...]:
+    def refused(name, *place):
         if name == path:
             raise PermissionError(13, "Permission denied")
         return really(name, *place)  # type: ignore[arg-type]
@@ -196,7 +193,7 @@ def test_a_file_under_another_name_or_in_another_place_is_damaged_and_a_foreign_
     assert all("belongs at" in item.reason and item.code == "store" for item in summary.damaged)
 
 
-def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **values: object) -> Path:
+def make_replay(store, replay_id, records, **values):
     folder = cases.write_spec(store, cases.spec(replay_id, records, dtype="bf16"))
     ends = [cases.result(replay_id, r.dump_id, forward_s=0.5, **values) for r in records]
     cases.append(folder / "rank0.jsonl", {"event": "ready", "resolved": {"dtype": "fp32", "attn": "sdpa"}}, *ends)
@@ -296,7 +293,7 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store):
     ]
     records = [cases.record(index, **odd[index // 3 % 4]) for index in range(12)]
 
-    def whole() -> tuple[list[str], list[tuple[object, ...]]]:
+    def whole():
         with sqlite3.connect(store.catalog_path) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -345,7 +342,7 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store, m
     folder, names = f"{path.parent}/", [one.dump_id for one in plain]
     alone = headers.joined([headers.read_one(f"{folder}{name}{SUFFIX}", name, "ppo-1", 0) for name in names])
     assert alone["with_outputs"][:2] == alone["with_rng"][1::-1] == [True, False]
-    told: list[int] = []
+    told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *which: told.append(which[2]))
     columns = headers.read_columns(folder, names, "ppo-1", 0)
     assert columns is not None and {name: list(values) for name, values in columns.items()} == alone
@@ -379,7 +376,7 @@ def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no
     cases.fill(store, 4)
     refresh(store)
 
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("actordbg.catalog.indexer._refresh_replays", fails)
@@ -427,7 +424,7 @@ def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store, 
     assert refresh(store, rebuild=True).dumps == 3
 
 
-def _refresh_often(root: str, worker: int) -> int:
+def _refresh_often(root, worker):
     import catalogcases
 
     store = Store(root)

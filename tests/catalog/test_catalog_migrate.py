@@ -1,15 +1,11 @@
 """The schema: equal to the models and to what alembic makes; a catalog of any other program is made anew."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import catalogcases as cases
 import docpages
@@ -24,10 +20,9 @@ from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.dumps import checking
 from actordbg.formats.store_files import file_system
-from actordbg.store.layout import Store
 
 
-def schema(path: Path) -> list[str]:
+def schema(path):
     with sqlite3.connect(path) as connection:
         return [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
 
@@ -48,19 +43,19 @@ def test_alembic_makes_the_schema_that_the_program_makes(store, tmp_path):
     assert migrate.look(store.catalog_path) == migrate.look(path) == (migrate.HEAD, True)
 
 
-def of_an_earlier_program(store: Store, revision: str = "0007") -> None:
+def of_an_earlier_program(store, revision="0007"):
     """The catalog becomes one that an earlier program made, with other tables."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
         connection.execute("DROP TABLE law_answer")
 
 
-def of_a_later_program(store: Store) -> None:
+def of_a_later_program(store):
     """The catalog becomes one whose revision this program cannot know."""
     of_an_earlier_program(store, "ab12cd34ef56")
 
 
-def without_a_setting(store: Store) -> None:
+def without_a_setting(store):
     """The catalog becomes one of a program that had a setting less."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
         connection.execute("ALTER TABLE replay DROP COLUMN attn")
@@ -101,7 +96,7 @@ def upgrade():
 
 
 @pytest.fixture
-def next_release(store, tmp_path, monkeypatch) -> Callable[[str], None]:
+def next_release(store, tmp_path, monkeypatch):
     """Make this program one of a next revision, whose script alters a table; the revision of today has been released."""
     cases.fill(store, 5)
     refresh(store)
@@ -109,7 +104,7 @@ def next_release(store, tmp_path, monkeypatch) -> Callable[[str], None]:
     beginning = folder / "versions" / "beginning.py"
     beginning.write_text(beginning.read_text().replace("migrate.HEAD", repr(released)))
 
-    def release(table: str) -> None:
+    def release(table):
         (folder / "versions" / "next.py").write_text(NEXT.format(head=released, table=table))
         monkeypatch.setattr(migrate, "MIGRATIONS", (folder,))
         monkeypatch.setattr(migrate, "HEAD", "next")
@@ -144,7 +139,7 @@ def test_a_catalog_that_cannot_be_migrated_in_its_place_is_made_elsewhere(store,
     own, whole = store.catalog_path, engine.connect_writable
     next_release("dump")
 
-    def full(path: Path) -> sqlite3.Connection:
+    def full(path):
         connection = whole(path)
         connection.execute(f"PRAGMA query_only = {int(path == own)}")
         return connection
@@ -173,7 +168,7 @@ def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store, 
     of_an_earlier_program(store)
     before = schema(store.catalog_path)
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise CatalogProblem("database or disk is full")
 
     with monkeypatch.context() as patched, pytest.raises(CatalogProblem, match="full"):
@@ -236,7 +231,7 @@ def test_writers_begin_immediately(store):
 
 
 def test_a_file_system_without_locks_is_an_error_with_a_remedy(store, monkeypatch):
-    def none(descriptor: int, operation: int) -> None:
+    def none(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(migrate.fcntl, "flock", none)

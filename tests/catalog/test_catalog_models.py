@@ -1,7 +1,5 @@
 """A column is declared once, in `columns` or `lab_columns`: rows, SQL, `--where` and the SQLModel classes have what it says."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -29,12 +27,12 @@ IN_THE_FILE_ONLY = {
 """Fields of a dump's record that are not columns: objects, and what nobody selects by."""
 
 
-def types_of(record: type) -> dict[str, str]:
+def types_of(record):
     """The type of each field of a record, by name."""
     return {field.name: str(field.type).partition(" | ")[0].partition("[")[0] for field in fields(record)}
 
 
-def declared(row: type[Row]) -> dict[str, str]:
+def declared(row):
     """The type of each column of a row's class, by name."""
     return {name: column.type.__name__ for name, column in row.columns.items()}
 

@@ -1,7 +1,5 @@
 """Queries: a condition selects the rows that it means, in the asked order, inside the sandbox."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import catalogcases as cases
@@ -20,7 +18,7 @@ Row = DumpRow
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory) -> query.Catalog:
+def catalog(tmp_path_factory):
     """40 dumps of two runs; a replay with results for the first 12: two failed, one crashed."""
     store = Store(tmp_path_factory.mktemp("query") / "store").create()
     records = [cases.record(n, run="ppo-1" if n < 30 else "sft-2", step=None if n % 5 == 0 else n // 8) for n in range(40)]
@@ -36,7 +34,7 @@ def catalog(tmp_path_factory) -> query.Catalog:
 
 
 @pytest.fixture(scope="module")
-def rows(catalog: query.Catalog) -> list[Row]:
+def rows(catalog):
     return query.select_dumps(catalog)
 
 
@@ -92,7 +90,7 @@ def test_listing_twice_as_many_replays_takes_twice_the_work(store):
             values = [(f"r{number}", f"d{index}") for index in range(100)]
             connection.executemany(f"{sql} VALUES (?, ?, 'passed', 1, 0, 0, '2025', '2025')", values)
         with engine.held_open(store.catalog_path), engine.connect_readonly(store.catalog_path) as reader:
-            steps: list[None] = []
+            steps = []
             reader.set_progress_handler(lambda steps=steps: steps.append(None), 10)  # type: ignore[misc]
             assert {row.passed for row in query.list_replays(query.Catalog(store, IndexSummary()))} == {100}
             took.append(len(steps))

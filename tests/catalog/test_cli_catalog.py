@@ -1,7 +1,5 @@
 """`index`, `dump ls`, `show`, `verify` and `prune` as a user types them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -11,12 +9,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import catalogcases as cases
 import pytest
 import torch
-from click.testing import Result
 from storecases import counters as counters_of
 from typer.testing import CliRunner
 
@@ -31,11 +27,10 @@ from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
 
 
-def run(store: Store, *words: str, code: int = 0) -> Result:
+def run(store, *words, code=0):
     """One command; an error that the command line would print is raised."""
     group = [] if words[0] in ("index", "replay", "check") else ["dump"]
     result = CliRunner().invoke(actordbg, ["--store", str(store.root), *group, *words])
@@ -240,7 +235,7 @@ def test_prune_damaged_takes_only_what_is_broken(store, monkeypatch):
     mended.write_bytes(b"torn")
     really = headers.read_one
 
-    def refused(name: str, *place: Any) -> headers.Columns:
+    def refused(name, *place):
         if name == os.fspath(locked):
             raise OSError(5, "Input/output error")
         return really(name, *place)

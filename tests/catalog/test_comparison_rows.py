@@ -1,13 +1,10 @@
 """Files of comparisons as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import catalogcases as cases
 import pytest
@@ -34,7 +31,7 @@ INPUTS = [given(index) for index in range(3)]
 TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k3=0.01, clip_share=0.1, max_ulp=3)
 
 
-def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, largest: float = 0.5) -> ComparisonRecord:
+def comparison(name, a, b, *, verdict=MISMATCH, largest=0.5):
     """Two dumps compared, and one that was not."""
     dumps = (
         DumpComparison(
@@ -55,7 +52,7 @@ def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, lar
     )  # fmt: skip
 
 
-def age(store: Store) -> None:
+def age(store):
     """As if the files and folders had been there for a minute: file times that young are not relied on."""
     then = time.time_ns() - 60_000_000_000
     for path in (*store.comparisons.glob("*.json"), store.comparisons):
@@ -63,7 +60,7 @@ def age(store: Store) -> None:
 
 
 @pytest.fixture
-def replayed(store) -> Store:
+def replayed(store):
     for name in ("r-01", "r-02"):
         write_replay(store, name, INPUTS, result=lambda index: {"golden_count": 5, "golden_max_abs": 0.75})
     return store
@@ -103,7 +100,7 @@ def test_nothing_is_read_when_nothing_changed(replayed, monkeypatch):
     refresh(replayed)
     before = contents(replayed)
 
-    def unexpected(*_: Any) -> Any:
+    def unexpected(*_):
         raise AssertionError("nothing is new")
 
     monkeypatch.setattr(record_rows, "comparison_rows", unexpected)
@@ -188,7 +185,7 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed):
     save(replayed, comparison("c-02", "r-02", "r-01"))
     catalog = query.open_fresh(replayed)
 
-    def select(where: str) -> list[str]:
+    def select(where):
         return [row.dump_id for row in query.select_dumps(catalog, where)]
 
     save(replayed, comparison("c-00", "r-02", "r-01", verdict=MATCH))

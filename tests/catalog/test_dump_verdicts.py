@@ -17,15 +17,12 @@ from actordbg.catalog.dump_verdicts import Judgement, fold
 from actordbg.catalog.indexer import refresh
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps import checking
-from actordbg.store.layout import Store
 from actordbg.ui.ui_pages import dumps_page
 
 NEW, OLD = "20250619T050200-000002", "20250619T050100-000001"
 
 
-def at(
-    replay_id: str, configuration: str | None = "a", status: str = "passed", digest: str | None = "d", **more: Any
-) -> Judgement:
+def at(replay_id, configuration="a", status="passed", digest="d", **more):
     about = {name: more.pop(name) for name in ("command", "accept", "mine") if name in more}
     return Judgement(int(replay_id[-6:]), replay_id, status, digest, configuration, answers=more, **about)
 
@@ -33,7 +30,7 @@ def at(
 CASES = cases_of("dump_verdicts")
 
 
-def judgement(line: str) -> Judgement:
+def judgement(line):
     when, _, said = line.partition(" ")
     words, _, command = said.partition("command=")
     named = {name: None if value == "None" else value for name, value in (word.split("=") for word in words.split())}
@@ -72,7 +69,7 @@ WAYS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 
 @pytest.fixture
-def judged(store) -> Store:
+def judged(store):
     """A store with a dump for each of WAYS, and two that were never replayed; replayed before with other, better ends."""
     every = publish(store, len(WAYS) + 1)
     inputs, results = every[: len(WAYS)], [result for result, _, _ in WAYS.values()]
@@ -88,7 +85,7 @@ def judged(store) -> Store:
     return store
 
 
-def verdicts_of(store: Store) -> list[tuple[str | None, str | None]]:
+def verdicts_of(store):
     return [(row.verdict, row.broken) for row in query.select_dumps(store)]
 
 
@@ -140,7 +137,7 @@ def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged
     before = verdicts_of(judged)
     write_replay(judged, "20250619T050400-000004", publish(judged, 1)[:1])
 
-    def killed(*_: Any) -> int:
+    def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -1,10 +1,7 @@
 """Which replay `last` means in a store that others use too."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from comparecases import given, write_replay
@@ -16,15 +13,13 @@ from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, Journal
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 INPUTS = [given(0)]
 
 
 @pytest.fixture()
-def shared(store, monkeypatch) -> Store:
+def shared(store, monkeypatch):
     """Two replays of this user, then a cell of this user's matrix, then somebody else's replay, the newest."""
     for name, command in (
         ("20250619T050000-000001", "actordbg replay"),
@@ -37,7 +32,7 @@ def shared(store, monkeypatch) -> Store:
     owner = os.geteuid() + 1
     real = Path.stat
 
-    def stat(self: Path, **kwargs: bool) -> os.stat_result:
+    def stat(self, **kwargs):
         found = real(self, **kwargs)
         return os.stat_result((*found[:4], owner, *found[5:])) if self == theirs else found
 
@@ -52,10 +47,10 @@ def test_last_is_ones_own_replay_and_no_cell(shared):
 
 
 def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(shared, monkeypatch):
-    def actordbg(*words: str) -> str:
+    def actordbg(*words):
         return " ".join(CliRunner().invoke(app, ["--store", str(shared.root), *words]).output.split())
 
-    def interrupted(store: Store, spec: ReplaySpec, *_: Any, **__: Any) -> None:
+    def interrupted(store, spec, *_, **__):
         make_folder(store.replays / spec.replay_id)
         (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
         Journal(store.replays / spec.replay_id / SUPERVISOR).append("finished", status="interrupted")

@@ -42,15 +42,15 @@ NAMED = PLACES.keys() - {"noise", "matrices", "tensors", "counters", "switches"}
 """Places that `index` reads; it names what is odd there, but for a file in the place of a folder that it need not open."""
 
 
-def sparse(path: Path) -> None:
+def sparse(path):
     path.touch()
     os.truncate(path, 2**40)
 
 
-def strange(name: bytes) -> Callable[[Path], None]:
+def strange(name):
     """Makes a folder where folders belong, and a file where files do, with such a name."""
 
-    def make(path: Path) -> None:
+    def make(path):
         full = os.path.join(os.fsencode(path.parent), os.fsencode(path.name).replace(b"odd", name))
         if path.suffix in (".zst", ".pack", ".json", ".jsonl", ".safetensors"):
             os.close(os.open(full, os.O_CREAT | os.O_WRONLY))
@@ -78,7 +78,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory) -> Store:
+def good(tmp_path_factory):
     """A good store. Every command works on a copy of it."""
     folder = tmp_path_factory.mktemp("good")
     store = storecases.build(folder / "store")

@@ -1,7 +1,5 @@
 """Packed dumps in the catalog: each once, from the packs' own indexes, found again after whatever happened to the files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
@@ -14,24 +12,23 @@ from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.dumps import packing
 from actordbg.dumps.verify import paths_to_verify, verify_files
 from actordbg.store import pack_bytes as layout, places as reader
-from actordbg.store.layout import Store
 from actordbg.store.places import split_place
 
 
 @pytest.fixture
-def packed(store) -> Store:
+def packed(store):
     """Eight dumps of one run, packed."""
     cases.fill(store, 8)
     packing.pack_dumps(store)
     return store
 
 
-def rows(store: Store) -> list[tuple[object, ...]]:
+def rows(store):
     """Every column that does not say where a dump lies."""
     return cases.dump_rows(store, [name for name in DUMP_COLUMNS if name not in ("pack", "bytes")])
 
 
-def damaged(store: Store) -> list[tuple[str, str]]:
+def damaged(store):
     return [(item.path, item.code) for item in refresh(store).damaged]
 
 
@@ -53,7 +50,7 @@ def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store):
 
 
 def test_indexing_a_pack_decompresses_no_rows(packed, monkeypatch):
-    names: list[str] = []
+    names = []
     real = layout.decompress
     monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
     reader._opened.cache_clear()
@@ -64,7 +61,7 @@ def test_indexing_a_pack_decompresses_no_rows(packed, monkeypatch):
 def test_a_settled_store_is_not_listed_again(packed, monkeypatch):
     cases.settle(packed)
     refresh(packed)
-    listed: list[str] = []
+    listed = []
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
     monkeypatch.setattr(os, "listdir", lambda path: pytest.fail(f"{path} was listed"))

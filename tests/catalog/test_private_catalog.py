@@ -5,20 +5,16 @@ Three ways make a store unwritable here. Permission bits bind the user `nobody`,
 full disk is also SQLite's own SQLITE_FULL, from a limit on the file's pages: always possible.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import catalogcases as cases
 import comparecases
 import pytest
-from readers import Reader, Said, another_user, mounted, public_folder
+from readers import Reader, another_user, mounted, public_folder
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import connections, migrate, query
@@ -27,14 +23,14 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """This process's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "actordbg" / "catalogs"
 
 
 @pytest.fixture
-def filled() -> Iterator[Store]:
+def filled():
     """A store in a folder that others can reach, with dumps, two finished replays, and a catalog that agrees with them."""
     with public_folder() as folder:
         store = Store(folder / "store").create()
@@ -46,19 +42,19 @@ def filled() -> Iterator[Store]:
         yield store
 
 
-def age(store: Store, names: str = "**/*") -> None:
+def age(store, names="**/*"):
     """Make every file and folder of a store, or those of these names, look as if they had come a minute ago."""
     past = time.time() - 60
     for path in (*store.root.glob(names), *([store.root] if names == "**/*" else [])):
         os.utime(path, (past, past))
 
 
-def rest(store: Store) -> None:
+def rest(store):
     """Make the catalog look as if it had been written a minute ago; the folders keep the times that it knows."""
     age(store, "catalog.*")
 
 
-def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+def tree(root):
     """Every file below a folder with its time and bytes, without the memory that SQLite's readers share."""
     files = (path for path in root.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
     return {str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
@@ -85,7 +81,7 @@ WRITING = [
 ]  # fmt: skip
 
 
-def check_reading(answers: list[Said]) -> None:
+def check_reading(answers):
     for command, said in zip(READING, answers, strict=True):
         wanted = int(command[0] == "store")  # others can look into this store
         assert said.code == wanted and "Traceback" not in said.err, (command, said)
@@ -131,7 +127,7 @@ def test_what_would_be_written_there_is_refused_before_anything_is_begun(filled)
 
 
 @contextlib.contextmanager
-def harmed(store: Store, harm: str) -> Iterator[tuple[Reader, bool]]:
+def harmed(store, harm):
     """Who reads an indexed store on a mount that was harmed by a command of the shell, and whether it is one: where this process
     may not mount, it is another user, who may not write there.
     """
@@ -170,7 +166,7 @@ def test_a_disk_that_fills_up_while_the_catalog_is_written(store, cache, monkeyp
     cases.fill(store, 300)
     plain = connections.connect_writable
 
-    def full(path: Path) -> sqlite3.Connection:
+    def full(path):
         connection = plain(path)
         if path.parent == store.root:
             connection.execute("PRAGMA max_page_count = 1")
@@ -186,11 +182,11 @@ def test_a_disk_that_fills_up_while_the_catalog_is_written(store, cache, monkeyp
     )
 
 
-def _unwritable(monkeypatch: pytest.MonkeyPatch, store: Store, *more: Path) -> None:
+def _unwritable(monkeypatch, store, *more):
     """Say of the catalogs in these folders that they cannot be written, as a mount would (root has no permission bits)."""
     plain, writable = connections.connect_writable, connections.is_writable
 
-    def refuse(path: Path) -> sqlite3.Connection:
+    def refuse(path):
         if path.parent in (store.root, *more):
             raise sqlite3.OperationalError("attempt to write a readonly database")
         return plain(path)

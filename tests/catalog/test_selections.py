@@ -1,7 +1,5 @@
 """What a selection says of what is not there, why it is empty, and the selections that have names."""
 
-from __future__ import annotations
-
 import json
 
 import catalogcases as cases
@@ -18,7 +16,7 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def twelve(tmp_path) -> Store:
+def twelve(tmp_path):
     """Twelve dumps; the first three were replayed, and the third failed."""
     store = Store(tmp_path / "store").create()
     records = cases.fill(store, 12)

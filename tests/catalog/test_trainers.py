@@ -1,7 +1,5 @@
 """Whose call a dump is: a store that holds the calls of several trainers, and a catalog from before they had columns."""
 
-from __future__ import annotations
-
 import json
 
 import catalogcases as cases
@@ -11,13 +9,12 @@ from typer.testing import CliRunner
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
-from actordbg.store.layout import Store
 
 OTHER = {"trainer": "trl", "adapter": "trl", "function": "trl.trainer.grpo_trainer:GRPOTrainer.f"}
 
 
 @pytest.fixture
-def mixed(store) -> Store:
+def mixed(store):
     """Three calls of the home trainer, two of another one, a made-up input, and an older dump by a fork that names no texts."""
     cases.fill(store, 3)
     for index in (3, 4):
@@ -27,7 +24,7 @@ def mixed(store) -> Store:
     return store
 
 
-def said(store: Store, *words: str) -> str:
+def said(store, *words):
     done = CliRunner().invoke(app, [*words, "--store", str(store.root)])
     assert done.exit_code == 0, done.output
     return done.stdout

@@ -1,7 +1,5 @@
 """`--where`: what is allowed means what SQL says; everything else is refused by name, quickly, and never reaches SQLite."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -35,7 +33,7 @@ def test_a_condition_becomes_sql_with_bound_values_or_is_refused_by_name(text):
     assert list(condition.params) == [to_micros(value) if str(value).endswith("Z") else value for value in values]
 
 
-def refused(text: str, culprit: str) -> None:
+def refused(text, culprit):
     with pytest.raises(WhereError) as caught:
         compile_where(text)
     assert culprit in caught.value.message
@@ -109,7 +107,7 @@ def test_what_is_nested_too_deep_for_python_is_refused():
 @pytest.mark.parametrize("text", ["seq_len -> '1d'", "seq_len ->> '1d'", "seq_len -> '$[' = 1"])
 def test_the_parsers_own_log_never_reaches_the_terminal(text, capfd):
     log = logging.getLogger("sqlglot")
-    heard: list[str] = []
+    heard = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)

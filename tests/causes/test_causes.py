@@ -3,12 +3,9 @@
 The asserts are in the scenarios (`causecases`), which run in processes of their own.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import causecases
 import pytest
@@ -75,13 +72,13 @@ def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(sides, name, others, w
     assert answer["wrong"] == (["rollout"] if word == "WRONG" else []) and not answer["trainer"]["unknown"]
 
 
-def explanation_of(store: str, *more: str) -> Any:
+def explanation_of(store, *more):
     asked = ["--store", store, "explain", "last", "--against", "rollout", *more, "--json"]
     return json.loads(CliRunner().invoke(app, asked).stdout)
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def sides(tmp_path_factory):
     """Return the folders of models and stores, by name. The inputs of all stores are the same, and replayed in one of them."""
     (folders,) = run_scenario("sides", tmp_path_factory.mktemp("sides"), program=causecases.__file__, OMP_NUM_THREADS="1")
     first, *others = (folder for name, folder in folders.items() if name not in ("before", "now"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from actordbg.causes.bank import BY_NAME
-from actordbg.causes.fit import FitResult, TokenSample, between, fit, fit_to, refined, rounds_as
+from actordbg.causes.fit import TokenSample, between, fit, fit_to, refined, rounds_as
 from actordbg.judge.explain_outputs import told
 
 ROWS, TOKENS, VOCABULARY = 6, 200, 40
@@ -24,7 +23,7 @@ class Drawn:
     seed: int = 0
     curves: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.random = np.random.default_rng(self.seed)
         self.logits = self.random.normal(0, 2, (ROWS * TOKENS, VOCABULARY))
         gumbel = self.random.gumbel(size=self.logits.shape)
@@ -41,24 +40,24 @@ class Drawn:
         rows = [(row * TOKENS, (row + 1) * TOKENS) for row in range(ROWS)]
         self.sample = TokenSample(self.healthy(), self.at(1.0), rows, np.stack([self.rounding()]), self.draws(), self.curves, own)
 
-    def at(self, temperature: float) -> Any:
+    def at(self, temperature):
         scaled = self.logits / temperature
         return (scaled - np.log(np.exp(scaled).sum(-1, keepdims=True)))[np.arange(len(self.ids)), self.ids]
 
-    def rounding(self) -> Any:
+    def rounding(self):
         return self.random.normal(0, self.noise, ROWS * TOKENS)
 
-    def draws(self) -> Any:
+    def draws(self):
         return np.stack([self.rounding() * 1.3 for _ in range(8)])
 
-    def healthy(self) -> Any:
+    def healthy(self):
         return self.at(1.0) + self.rounding()
 
-    def fitted(self, recorded: Any) -> FitResult:
+    def fitted(self, recorded):
         return fit(replace(self.sample, recorded=recorded))
 
 
-def names(fitted: FitResult) -> list[str]:
+def names(fitted):
     return [each.name for each in fitted.named]
 
 
@@ -203,7 +202,7 @@ def test_what_an_update_moved_as_well_is_not_named_in_a_rollout():
 
 def test_interpolation_is_exact_for_a_cubic():
     xs = np.array([-2.0, -1.0, 0.0, 0.5, 3.0])
-    cubic: Sequence[float] = (1.0, -2.0, 0.5, 3.0)
+    cubic = (1.0, -2.0, 0.5, 3.0)
     values = np.polyval(cubic, xs)[:, None]
     assert between(xs, values, 0.3)[0] == pytest.approx(np.polyval(cubic, 0.3))
     assert between(xs, values, -3.0)[0] == pytest.approx(np.polyval(cubic, -3.0))

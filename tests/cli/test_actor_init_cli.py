@@ -1,10 +1,6 @@
 """`actordbg actor init`: builds the actor, tries it, and says what it is. That no worker is left is for tests/replay: it is a replay."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from commandline import invoke
@@ -15,7 +11,7 @@ from actordbg.store.layout import Store
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def init(folder: Path, *words: object, code: int = 0) -> dict[str, Any]:
+def init(folder, *words, code=0):
     done = invoke(Store(folder / "store"), "actor", "init", *words, "--json")
     assert done.exit_code == code, done.stdout
     return json.loads(done.stdout) | {"notes": done.stderr}

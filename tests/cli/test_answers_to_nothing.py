@@ -1,8 +1,6 @@
 """What a script meets: nothing selected has an exit code of its own, errors are JSON where JSON was requested, lists are
 whole."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -24,13 +22,13 @@ SELECTING = (
 
 
 @pytest.fixture(scope="module")
-def sixty(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def sixty(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("sixty") / "store")
     create_dumps(store, 60, batch_size=1, seq_len=8)
     return store
 
 
-def run(store: Store, *words: str) -> tuple[int, str, str]:
+def run(store, *words):
     result = CliRunner().invoke(app, ["--store", str(store.root), *words])
     known = result.exception if isinstance(result.exception, ActordbgError) else None
     return known.exit_code if known else result.exit_code, result.stdout, known.message if known else result.stderr

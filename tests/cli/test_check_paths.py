@@ -1,10 +1,5 @@
 """`actordbg check PATH...`: a store, a folder of old pickles, files of a run or a dump, with nothing done before."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import typer
 from commandline import invoke
@@ -18,11 +13,11 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, int]]:
+def planned(monkeypatch, tmp_path):
     """The store and the number of inputs of each check that would have run. There is no store but those that a test makes."""
-    checks: list[tuple[Path, int]] = []
+    checks = []
 
-    def stop(store: Store, spec: Any, **_: Any) -> None:
+    def stop(store, spec, **_):
         checks.append((store.root, len(spec.inputs)))
         raise typer.Exit
 

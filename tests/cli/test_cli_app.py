@@ -1,7 +1,5 @@
 """The command line's root: every failure is a message, a hint and an exit code, never a traceback; help and completion."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess
@@ -49,7 +47,7 @@ def test_a_failure_is_a_message_and_no_traceback(words, code, exit_code, said):
 
 
 def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
-    def interrupted(**_settings: object) -> None:
+    def interrupted(**_settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `main` replaces

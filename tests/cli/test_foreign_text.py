@@ -1,7 +1,5 @@
 """No command lets foreign text reach the terminal, Markdown, CSV or a pasted command as anything but text."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io
@@ -11,8 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import commandline
 import pexpect
@@ -27,7 +23,6 @@ from actordbg.base import foreign_text
 from actordbg.document.blocks import Code, Grid, Heading, Items, Paragraph
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.records.journal import SPEC
-from actordbg.store.layout import Store
 
 LINKED = re.compile(r"(?i)(?<![\w`])@[a-z0-9]|[\w.+-]@[\w-]+\.|\b(?:https?|ftp)://|\bwww\.\w|#\d|\bgh-\d")
 """What GitHub makes a link of in text: mentions, e-mail addresses, addresses of pages, numbers of issues."""
@@ -42,18 +37,18 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def hostile(tmp_path_factory):
     return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
 
 
-def typed(store: Store, *arguments: str) -> tuple[str, str, int]:
+def typed(store, *arguments):
     """What a command sends to a terminal: standard output, standard error, exit code."""
     done = commandline.typed("--store", str(store.root), *arguments, screen=Terminal)
     return done.stdout, done.stderr, done.returncode
 
 
 @pytest.fixture(autouse=True)
-def colorless(monkeypatch: pytest.MonkeyPatch) -> None:
+def colorless(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
 
@@ -101,13 +96,13 @@ def test_logs_of_a_training_and_their_names_are_foreign_too(hostile, tmp_path):
         assert out + err and forbidden(out + err) == []
 
 
-def parts(text: str) -> list[Any]:
+def parts(text):
     """Every token of Markdown, those inside of lines included."""
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
     return [*tokens, *(child for token in tokens for child in token.children or [])]
 
 
-def runs(tokens: list[Any]) -> list[str]:
+def runs(tokens):
     """The text between tokens, as a reader has it. GitHub looks in it for what it links, so a backslash in the source is not help."""
     found = [""]
     for token in tokens:
@@ -168,7 +163,7 @@ def test_a_word_to_paste_is_one_word_for_a_shell():
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
 
 
-def pasted(line: str, folder: Path) -> list[list[str]]:
+def pasted(line, folder):
     """What a shell makes of a suggested command: the words of each call of actordbg. Whatever else it ran would leave a file."""
     functions = "actordbg() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; rm() { touch removed; }"
     done = subprocess.run(["bash", "-c", f"{functions}; {line}"], capture_output=True, cwd=folder)

@@ -1,7 +1,5 @@
 """Short ways to name a replay, wherever one is named, and the list that shows them; and what a shell offers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -18,7 +16,7 @@ INPUTS = [given(0), given(1)]
 
 
 @pytest.fixture()
-def three(store: Store) -> Store:
+def three(store):
     """Two replays, the first with a name, and the truth of it, which is the newest."""
     write_replay(store, "20250619T050000-000001", INPUTS, name="packed", packing=True, command="actordbg replay --name packed")
     write_replay(store, "20250619T060000-000002", INPUTS, command="actordbg replay")
@@ -26,7 +24,7 @@ def three(store: Store) -> Store:
     return store
 
 
-def reported(store: Store, *names: str) -> list[str]:
+def reported(store, *names):
     found = json.loads(invoke(store, "report", *names, "--json").stdout)["replays"]
     return [one["replay_id"][-1] for one in found]
 

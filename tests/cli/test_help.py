@@ -1,7 +1,5 @@
 """What people see first: the help of every command, and the options that every command has."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -24,7 +22,7 @@ from actordbg.cli.lazy import every_command, spelled
 NAMES = dict(every_command(CONTENTS))
 
 
-def helped(*words: str) -> str:
+def helped(*words):
     done = CliRunner().invoke(app, list(words), env={"COLUMNS": "80"}, prog_name="actordbg")
     assert done.exit_code == 0, (words, done.output, done.exception)
     return done.output

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import docpages
@@ -49,13 +48,13 @@ FAULTS: dict[str, Callable[[ReplaySpec], dict[str, Any]]] = {
 }
 
 
-def made_up(fault: str) -> Callable[..., ReplayOutcome]:
+def made_up(fault):
     """A `run_replay` with a planted fault; a truth has none."""
 
-    def run_replay(store: Store, spec: ReplaySpec, *_: Any, **__: Any) -> ReplayOutcome:
+    def run_replay(store, spec, *_, **__):
         planted = {} if spec.config.truth else FAULTS[fault](spec)
         off, law = planted.pop("off", 0.0), planted.pop("law", "kept")
-        extra: dict[str, Any] = {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": law, "words": f"neighbour {law}"}]}
+        extra = {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": law, "words": f"neighbour {law}"}]}
         if spec.locate:
             identity = {"looked_at": 116, "differences": [], "unchecked": [], "rank": 0, "ran": True}
             located = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
@@ -77,10 +76,10 @@ def made_up(fault: str) -> Callable[..., ReplayOutcome]:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def planted(monkeypatch):
     """Make replays up, with this fault; and reductions, which find it."""
 
-    def plant(fault: str) -> None:
+    def plant(fault):
         for module in callers():
             monkeypatch.setattr(module, "run_replay", made_up(fault))
         monkeypatch.setattr("actordbg.replay.supervise.run_replay", made_up(fault))
@@ -96,7 +95,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return plant
 
 
-def walk(store: Store, first: str) -> list[str]:
+def walk(store, first):
     """The commands from the first one to where `next:` ends; each is accepted."""
     walked, following = list[str](), first
     while following and not any(words in following for words in USERS_TURN):
@@ -120,7 +119,7 @@ def walk(store: Store, first: str) -> list[str]:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 512}')

@@ -1,7 +1,5 @@
 """The bar: its clock runs while work continues, it says what is done and since when, and it ends where the work does."""
 
-from __future__ import annotations
-
 import io
 import os
 
@@ -17,12 +15,12 @@ from actordbg.cli.progress_bar import Bar
 class Clocked:
     """A bar in a terminal of so many columns, at a time that the test sets."""
 
-    def __init__(self, total: float | None, width: int) -> None:
+    def __init__(self, total, width):
         self.now, self.screen = 0.0, io.StringIO()
         self.console = Console(file=self.screen, width=width, force_terminal=True, color_system=None, get_time=lambda: self.now)
         self.bar = Bar("replaying", total, self.console)
 
-    def at(self, seconds: float, n: float = 0, note: str = "") -> str:
+    def at(self, seconds, n=0, note=""):
         self.now = seconds
         self.bar.advance(n, note)
         with self.console.capture() as shown:
@@ -31,7 +29,7 @@ class Clocked:
 
 
 @pytest.fixture(autouse=True)
-def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_worker_is_importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
@@ -61,7 +59,7 @@ def test_what_is_left_of_a_bar_says_what_was_done(done, total, left):
 
 
 def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store):
-    notes: list[str] = []
+    notes = []
     counted = counting(lambda n=1, note="": notes.append(f"{n} {note}".strip()))
     Bench(store).run(make_spec(2, compile=True), {}, on_event=counted)
     assert notes == [

@@ -1,9 +1,6 @@
 """`status` says how the store stands and what each line asks for; `doctor` begins with what is wrong."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from commandline import invoke
@@ -17,7 +14,7 @@ from actordbg.doctor.python_environment import bad, ok, warn
 from actordbg.install import patch_target
 
 
-def no_trainer(*given: Any) -> Any:
+def no_trainer(*given):
     raise EnvironmentProblem("there is no OpenRLHF here", hint="name its interpreter with --python")
 
 
@@ -62,7 +59,7 @@ def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls, flying, told)
 
 
 def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missing(store, monkeypatch):
-    def checks(*given: Any, **more: Any) -> Any:
+    def checks(*given, **more):
         yield ok("python", "3.11")
         yield warn("torch", "not installed; replay needs it", "python -m pip install torch==2.13.0")
         yield bad("compiler", "none found", "install g++")

@@ -1,7 +1,5 @@
 """In a terminal lines are broken between words; in a pipe, and in a command to paste, nowhere."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -24,7 +22,7 @@ class Screen(io.StringIO):
     isatty = staticmethod(lambda: True)
 
 
-def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
+def screen_of(monkeypatch, columns=80):
     """What standard output is from now on; no fixture, since pytest puts its own in place between the two."""
     shown = Screen()
     monkeypatch.setattr(sys, "stdout", shown)

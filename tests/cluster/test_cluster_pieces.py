@@ -1,7 +1,5 @@
 """What of the Ray engine needs no cluster: who fits where, how inputs are dealt, what is refused, and whose death it was."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -36,14 +34,14 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import rank_journal, read_events
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
-from actordbg.replay.launch import Group, Launched, Loss
+from actordbg.replay.launch import Launched, Loss
 from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 
 
-def inputs_of(tokens: list[int]) -> list[ReplayInput]:
+def inputs_of(tokens):
     return [ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, count, count) for n, count in enumerate(tokens)]
 
 
@@ -117,13 +115,13 @@ def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes
     make_folder(folder)
     (folder / "spec.json").write_text(make_spec(1).to_json())
 
-    def begin(attempt: int) -> tuple[DeskSide, NodeStore, Path]:
+    def begin(attempt):
         work = folder / f"work-0-{attempt}.json"
         work.write_text(WorkOrder(attempt, [0], [[0]]).to_json())
         side, node = DeskSide(elsewhere, 1), NodeStore(elsewhere.url)
         return side, node, node.take(side.parcel(work, [0], 0)).parent
 
-    def tell(side: DeskSide, node: NodeStore, here: Path) -> list[str]:
+    def tell(side, node, here):
         """One turn; what the command has of the whole files then."""
         side.take(0, node.news(here, [0], here / "launcher.log", last=False))
         return sorted(path.name for path in folder.glob("tensors/*"))
@@ -184,10 +182,10 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory():
     starved = starved_by(said)
     assert (starved.node, starved.held[13], starved.held[11], starved.held[10]) == (node, 2.0, 0.9, 0.4)
 
-    def there_is(number: int, where: str, busy: bool) -> RankView:
+    def there_is(number, where, busy):
         return RankView(number, identity=(10 + number, 1), node=where, doing={"slot": 0} if busy else None)
 
-    def culprits(*ranks: tuple[str, bool]) -> list[int]:
+    def culprits(*ranks):
         there = [there_is(number, where[:8], busy) for number, (where, busy) in enumerate(ranks)]
         return [view.rank for view in starved.culprits(there, (0, 1))]
 
@@ -263,7 +261,7 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
     runners = CellRunners([GroupEngine(), GroupEngine()])
     met, told, seen = threading.Barrier(2), [], set()
 
-    def work(job: int):
+    def work(job):
         seen.add(id(engine_in_use()))
         if job < 2:
             met.wait(60)  # only if both run at the same time
@@ -277,7 +275,7 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
 def test_an_interruption_or_an_error_stops_the_other_cells(error):
     runners, begun, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event(), threading.Event()
 
-    def work(job: int):
+    def work(job):
         if job == 0 and error is ValueError:
             begun.wait(60)
             raise ValueError("a fault")
@@ -305,7 +303,7 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(tmp_pa
     """They look for their host four times a second, and may write a result until they find it gone."""
     monkeypatch.setattr(group_place, "FENCE_S", 0.2)
 
-    def lose(references: object):
+    def lose(references):
         place.lost, place.lost_at = "its node died", time.monotonic()
 
     place = MagicMock(
@@ -343,7 +341,7 @@ def test_a_place_waits_for_room_without_a_limit_and_for_its_hosts_with_one(monke
 
 
 @pytest.fixture(autouse=True)
-def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch):
+def fake_worker_is_importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
@@ -354,10 +352,10 @@ class Dying(Launched):
     seen = 0
 
     @property
-    def lost(self) -> Loss | None:
+    def lost(self):
         return Loss("its node died") if self.seen > 1 else None
 
-    def stands(self) -> bool:
+    def stands(self):
         self.seen += 1
         return False
 
@@ -369,11 +367,11 @@ def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store, action):
     folder = store.replays / spec.replay_id
     start_fake = fake_launcher(bench.sessions)
 
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+    def start(config, group, work):
         launched = start_fake(config, group, work)
         return launched if len(bench.sessions) > 1 else Dying(**vars(launched))
 
-    def mend(event: object):
+    def mend(event):
         if len(bench.sessions) == 1 and (folder / "ran-d1-0-True").exists():
             (folder / "script.json").write_text("{}")
 
@@ -383,7 +381,7 @@ def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store, action):
     assert "its node died" in json.dumps(read_events(folder / "supervisor.jsonl"))
 
 
-def host_of_a_hanging_rank(tmp_path: Path) -> tuple[NodeHost, Path]:
+def host_of_a_hanging_rank(tmp_path):
     """A host whose only rank hangs in its first input, and the rank's journal."""
     spec, folder = make_spec(1), tmp_path / "store" / "replays" / "r"
     make_folder(folder)

@@ -1,16 +1,12 @@
 """Replays on a Ray cluster of several raylets, with scripted workers: who runs what, who is blamed, and what a death costs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import brokenactor
 import pytest
@@ -43,49 +39,49 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
+def machines(tmp_path_factory):
     return Machines(tmp_path_factory.mktemp("machines"))
 
 
 @pytest.fixture(scope="module")
-def shared_cluster(machines: Machines):
+def shared_cluster(machines):
     shared = SharedCluster(machines)
     yield shared
     shared.close()
 
 
 @pytest.fixture
-def cluster(shared_cluster: SharedCluster):
+def cluster(shared_cluster):
     return shared_cluster.whole()
 
 
 @pytest.fixture
-def longest_s() -> float:
+def longest_s():
     """Nothing here takes a minute; a replay that waits for a place would wait for ever."""
     return 240.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path)
 
 
-def ends(folder: Path) -> Counter[str]:
+def ends(folder):
     """How many results of each input stand in the workers' journals."""
     events = (event for path in folder.glob("rank*.jsonl") for event in read_events(path))
     return Counter(event["dump_id"] for event in events if event["event"] == "end")
 
 
-def attempts(folder: Path) -> list[dict[str, Any]]:
+def attempts(folder):
     """The attempts of a replay's groups, with the nodes where each ran."""
     return [event for event in read_events(folder / "supervisor.jsonl") if event["event"] == "attempt"]
 
 
-def command(store: str | Path, typed: str) -> list[str]:
+def command(store, typed):
     return [sys.executable, "-m", "actordbg", "--store", str(store), *typed.split()]
 
 
-def on_ray(cluster: Any, template: Path) -> str:
+def on_ray(cluster, template):
     """The options of a replay on the cluster, whose nodes fork their workers."""
     return f"--engine ray --address {cluster.address} --runtime-env TEMPLATE_OF_WORKERS={template}"
 
@@ -101,7 +97,7 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store):
     nodes = {tuple(attempt["nodes"]) for attempt in attempts(outcome.folder)}
     assert len(nodes) == 2  # each group has its node, and a crash moves none
     firsts = warm_up_of(outcome.results.values())[0]
-    ran: dict[int, list[bool]] = {}  # by process: of each input that it ran, whether that is its warm-up
+    ran = {}  # by process: of each input that it ran, whether that is its warm-up
     pid = 0
     for rank in (0, 1):
         for event in read_events(outcome.folder / f"rank{rank}.jsonl"):
@@ -114,7 +110,7 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store):
 def test_the_memory_of_actors_is_read_on_their_own_nodes(cluster, monkeypatch):
     @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
     class Holder:
-        def place(self) -> tuple[str, int]:
+        def place(self):
             return ray.get_runtime_context().get_node_id(), os.getpid()
 
     holders = [Holder.remote() for _ in range(2)]
@@ -149,7 +145,7 @@ def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, 
     assert len({event["node"] for event in boots}) == 2
 
 
-def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None, get: Any = ray.get) -> Any:
+def _as_the_memory_monitor_says(references, *, timeout=None, get=ray.get):
     """A host that was killed, as Ray reports it where its memory monitor did that (2.55)."""
     try:
         return get(references, timeout=timeout)
@@ -173,10 +169,10 @@ def test_a_node_with_other_versions_is_named_and_its_death_is_one_failure_howeve
     spec = make_spec(16)
     folder = store.replays / spec.replay_id
 
-    def groups_on_victim() -> set[tuple[int, ...]]:
+    def groups_on_victim():
         return {tuple(attempt["ranks"]) for attempt in attempts(folder) if victim.node_id in attempt["nodes"]}
 
-    def kill(event: Any):
+    def kill(event):
         told.append(event.text)
         if victim in cluster.worker_nodes and len(groups_on_victim()) == 2 and len(list(folder.glob("ran-*"))) > 5:
             cluster.remove_node(victim, allow_graceful=False)
@@ -202,9 +198,7 @@ scripted(store, spec, json.loads(sys.argv[5]), Cluster, order)
 """
 
 
-def kill_in_the_middle(
-    cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, script: dict[str, Any], url: str = ""
-):
+def kill_in_the_middle(cluster, store, spec, folder, environment, script, url=""):
     """Kill a command after four results lie in this folder of its replay."""
     words = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url, json.dumps(script)]
     killed = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
@@ -228,7 +222,7 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     mirror, told, dead = Mirror(url, second.root), [], []
     mirror.pull()
 
-    def kill(event: Any):
+    def kill(event):
         told.append(event.text)
         if event.kind == "result" and not dead:
             last = attempts(second.replays / spec.replay_id)[-1]
@@ -267,7 +261,7 @@ def test_what_the_cluster_cannot_hold_is_refused(cluster, store, deal):
 def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines, template_of_workers):
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
-    def actordbg(desk: str, typed: str) -> str:
+    def actordbg(desk, typed):
         environment = machines.desk(desk) | {"TEMPLATE_OF_WORKERS": str(template_of_workers)}
         done = subprocess.run(command(machines.url, typed), capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -338,15 +332,13 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     assert told.count(f"an editor, at {host}:{port}") == 2 and not paused()
 
 
-def _look_into_what_is_paused(
-    replaying: subprocess.Popen[str], store: Store, number: int, seen: dict[str, str]
-) -> tuple[str, int]:
+def _look_into_what_is_paused(replaying, store, number, seen):
     """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it continue.
 
     number: which stop it is. The next one may come at once, at the same port: nothing but the journal tells them apart.
     """
 
-    def stops() -> int:
+    def stops():
         return sum(one["event"] == "stop" for file in store.replays.glob("*/rank0.jsonl") for one in read_events(file))
 
     patience = time.monotonic() + stopcases.PATIENCE_S
@@ -372,7 +364,7 @@ def test_a_prompt_says_on_which_node_it_is(cluster, store, monkeypatch):
     told = []
     shown = []
 
-    def answer(event: Any):
+    def answer(event):
         if event.kind == "stop":
             told.append(event.at)
             connection = meeting.connect(store.replays / spec.replay_id, socket_of(0))

@@ -1,32 +1,27 @@
 """`actordbg compare` as typed: what it says and how it ends; and what a comparison says in words about A."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from commandline import invoke
-from comparecases import Tensors, given, tensors, write_replay
+from comparecases import given, tensors, write_replay
 
 from actordbg.base.errors import UsageError
 from actordbg.catalog import query
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(12)]
 
 
-def off(index: int, made: Tensors) -> Tensors:
+def off(index, made):
     """The i-th input's first token is off by 0.02 i."""
     made["log_probs"][0, 0] += 0.02 * index
     return made
 
 
 @pytest.fixture
-def replayed(store: Store) -> Store:
+def replayed(store):
     """`r-02` is `r-01` with one token of each input moved, and without the first input; `r-03` is equal to `r-01`."""
     kept = {"model.layers.0.self_attn.q_proj.weight": torch.ones(6), "lm_head.weight": torch.ones(4)}
     more = {name: tensor * 1.5 for name, tensor in kept.items()}
@@ -38,11 +33,11 @@ def replayed(store: Store) -> Store:
     return store
 
 
-def compared(store: Store, *arguments: str) -> Result:
+def compared(store, *arguments):
     return invoke(store, "compare", *arguments)
 
 
-def kept(store: Store) -> list[ComparisonRecord]:
+def kept(store):
     return [ComparisonRecord.from_json(path.read_bytes()) for path in sorted(store.comparisons.glob("*.json"))]
 
 
@@ -87,7 +82,7 @@ def test_thresholds_by_flag(replayed):
 def test_json_is_the_record_and_markdown_a_page(replayed):
     result = compared(replayed, "r-02", "r-01", "--json", "--quiet")
     assert result.exit_code == 1
-    found: dict[str, Any] = json.loads(result.stdout)
+    found = json.loads(result.stdout)
     record = kept(replayed)[-1]
     assert (
         found["verdict"] == "WRONG"
@@ -115,7 +110,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed):
     compared(replayed, "r-02", "r-01")
     compared(replayed, "r-02", "golden")
 
-    def report(*arguments: str) -> str:
+    def report(*arguments):
         return invoke(replayed, "report", "r-02", *arguments).stdout
 
     text = report()

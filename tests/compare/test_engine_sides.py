@@ -6,7 +6,6 @@ The server is a stand-in with transformers behind it (`tests/support/scoring_ser
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from amounts import first_or_all
 from commandline import invoke
 from lawcases import dump_of, model_of
-from scoring_server import Scores, ScoringServer, scores_of, serving
+from scoring_server import ScoringServer, scores_of, serving
 
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.formats.dump_record import make_dump_id
@@ -35,18 +34,18 @@ class Served:
     model: Path
     loaded: Any
 
-    def replay(self, server: ScoringServer, *more: str) -> dict[str, Any]:
+    def replay(self, server, *more):
         with serving(server) as url:
             words = ("replay", "--backend", "endpoint", "--url", url, "--model", self.model, "--dtype", "fp32", "--json", *more)
             return dict(json.loads(invoke(self.store, *words).stdout))
 
-    def explain(self, server: ScoringServer, *more: str) -> dict[str, Any]:
+    def explain(self, server, *more):
         self.replay(server)
         return dict(json.loads(invoke(self.store, "explain", "last", "--json", *more).stdout))
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("engine")
@@ -60,12 +59,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 @pytest.fixture
-def scores(served: Served) -> Scores:
+def scores(served):
     return scores_of(served.loaded)
 
 
 @pytest.fixture
-def other_weights(served: Served, tmp_path: Path) -> Iterator[tuple[Path, Scores]]:
+def other_weights(served, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
@@ -122,5 +121,5 @@ def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served, scor
 
 
 def test_each_way_that_was_not_scored_for_every_input_is_not_checked():
-    ways: dict[str, Any] = {"alone": None, "cached": None}
+    ways = {"alone": None, "cached": None}
     assert [left.text.split()[-1] for left in ExplainedEngine("a server", ways, {}).unchecked] == ["input"] * 3

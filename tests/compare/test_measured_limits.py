@@ -3,32 +3,28 @@
 Gradients are judged wherever a backward ran: over lanes, parameter by parameter, and what was not checked is said first.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
-from comparecases import Tensors, given, write_replay
+from comparecases import given, write_replay
 
 from actordbg.campaign.cell_outcomes import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.compare.comparing import compare
 from actordbg.document.renderings import as_text
 from actordbg.judge.comparison_document import document
-from actordbg.records.comparison_record import MATCH, MISMATCH, ComparisonRecord, NoiseRecord
+from actordbg.records.comparison_record import MATCH, MISMATCH, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 
 INPUTS, THREE = [given(index, batch=24) for index in range(4)], [given(index) for index in range(3)]
 ROUNDING = 0.01
 
 
-def off(size: float, seed: int, shift: float = 0.0) -> Any:
+def off(size, seed, shift=0.0):
     """Log-probs that are off by Gaussian errors of this size, and by `shift`."""
 
-    def change(index: int, made: Tensors) -> Tensors:
+    def change(index, made):
         generator = torch.Generator().manual_seed(1000 * seed + index)
         made["log_probs"] += shift + size * torch.randn(made["log_probs"].shape, generator=generator)
         return made
@@ -36,7 +32,7 @@ def off(size: float, seed: int, shift: float = 0.0) -> Any:
     return change
 
 
-def written(store: Store, size: float = ROUNDING, shift: float = 0.0, inputs: list[ReplayInput] = INPUTS) -> ComparisonRecord:
+def written(store, size=ROUNDING, shift=0.0, inputs=INPUTS):
     """A bf16 replay `r-03` against the truth `r-01`, where rounding in bf16 is `ROUNDING` (`r-02`)."""
     write_replay(store, "r-01", inputs, truth="fp32", dtype="bf16")
     write_replay(store, "r-02", inputs, truth="bf16", dtype="bf16", change=off(ROUNDING, 1))
@@ -44,7 +40,7 @@ def written(store: Store, size: float = ROUNDING, shift: float = 0.0, inputs: li
     return compare(store, "r-03", "r-01", rounding="r-02")
 
 
-def first_lines(record: ComparisonRecord) -> str:
+def first_lines(record):
     return " ".join(as_text(document(record, 10)).split("Dumps, the worst")[0].split())
 
 
@@ -68,7 +64,7 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store, tmp_pat
         shifted = written(Store(tmp_path / f"shifted{sign}").create(), shift=sign * 1.01 * tokens)
         assert shifted.verdict == MISMATCH
 
-        def one(index: int, made: Tensors, sign: int = sign) -> Tensors:
+        def one(index, made, sign=sign):
             made = off(ROUNDING, 2)(index, made)
             made["log_probs"][0, index] += sign * 1.01 * token
             return made
@@ -78,7 +74,7 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store, tmp_pat
 
 
 def test_planted_faults_say_which_size_would_have_been_noticed(store):
-    def with_faults(index: int, made: Tensors) -> Tensors:
+    def with_faults(index, made):
         made = off(ROUNDING, 1)(index, made)
         shifts = {"matrix/0.001": 0.0, "matrix/0.01": 0.3, "matrix/0.1": 3.0, "attention/0.1": 0.001}
         return made | {f"planted/{name}": made["log_probs"] + shift for name, shift in shifts.items()}
@@ -109,40 +105,40 @@ def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(sto
 NAMES = {"q_proj": 64, "input_layernorm": 8, "lm_head": 512}
 
 
-def gradient(index: int) -> dict[str, torch.Tensor]:
+def gradient(index):
     generator = torch.Generator().manual_seed(100 + index)
     return {name: torch.randn(size, generator=generator) for name, size in NAMES.items()}
 
 
-def norm(gradients: dict[str, torch.Tensor]) -> float:
+def norm(gradients):
     return math.sqrt(sum(float(one.double().norm()) ** 2 for one in gradients.values()))
 
 
-def trained(gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
+def trained(gradients):
     return {"loss": 2.0, "grad_norm": norm(gradients), "backward_s": 0.5}
 
 
-def lone(index: int) -> dict[str, Any]:
+def lone(index):
     """The result of one input on its own."""
     return trained(gradient(index))
 
 
-def write_truth(store: Store) -> str:
+def write_truth(store):
     return write_replay(store, "r-01", THREE, gradients=gradient, result=lone, truth="fp32", backward=True)
 
 
-def mean(*indices: int) -> dict[str, torch.Tensor]:
+def mean(*indices):
     return {name: torch.stack([gradient(index)[name] for index in indices]).mean(0) for name in NAMES}
 
 
-def write_lanes(store: Store, name: str, factor: float = 1.0) -> str:
+def write_lanes(store, name, factor=1.0):
     """Two lanes: the first two inputs together, then the third one with the first again, as a filler."""
     over = [(0, 1), (0, 1), (0, 2)]
 
-    def averaged(index: int) -> dict[str, torch.Tensor]:
+    def averaged(index):
         return {key: factor * value for key, value in mean(*over[index]).items()}
 
-    def result(index: int) -> dict[str, Any]:
+    def result(index):
         ids = [THREE[one].dump_id for one in over[index]]
         return trained(averaged(index)) | {"extra": {"temperature": 1.0, "gradient_over": sorted(ids)}}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from casefiles import cases_of
 from commandline import program
-from comparecases import Tensors, given, publish_golden, write_replay
+from comparecases import given, publish_golden, write_replay
 from replaycases import publish
 from replaylines import told, write_replays
 
@@ -27,13 +27,10 @@ from actordbg.records.comparison_record import (
     MISMATCH,
     NOT_COMPARED,
     ComparisonRecord,
-    DumpComparison,
     DumpNoise,
     NoiseRecord,
 )
-from actordbg.records.replay_record import ReplayInput
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(4)]
 TRAINED = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
@@ -41,51 +38,49 @@ Settings = dict[str, Any]
 PLAIN: Settings = {}
 
 
-def pair(
-    store: Store, a: Settings = PLAIN, b: Settings = PLAIN, inputs: list[ReplayInput] = INPUTS, **asked: Any
-) -> ComparisonRecord:
+def pair(store, a=PLAIN, b=PLAIN, inputs=INPUTS, **asked):
     """The comparison of the replay `r-02`, made up as `a` says, with `r-01`, made up as `b` says."""
     write_replay(store, "r-01", inputs, **b)
     write_replay(store, "r-02", inputs, **a)
     return compare(store, "r-02", "r-01", **asked)
 
 
-def lone(store: Store, a: Settings = PLAIN, b: Settings = PLAIN) -> DumpComparison:
+def lone(store, a=PLAIN, b=PLAIN):
     """The comparison of one input."""
     return pair(store, a, b, INPUTS[:1]).dumps[0]
 
 
-def grads(**kept: torch.Tensor) -> Settings:
+def grads(**kept):
     return {"gradients": lambda index: kept}
 
 
-def results(each: Settings) -> Settings:
+def results(each):
     return {"result": lambda index: each}
 
 
-def moved(by: dict[int, float], row: int = 1, position: int = 2) -> Settings:
+def moved(by, row=1, position=2):
     """A change of one token of some inputs."""
 
-    def change(index: int, made: Tensors) -> Tensors:
+    def change(index, made):
         made["log_probs"][row, position] += by.get(index, 0.0)
         return made
 
     return {"change": change}
 
 
-def reasons_of(record: ComparisonRecord) -> dict[str, str]:
+def reasons_of(record):
     return {dump.dump_id: dump.not_compared["dump"] for dump in record.dumps if "dump" in dump.not_compared}
 
 
 CASES = cases_of("comparisons")
 
 
-def compared_lines(store: Store, lines: list[str]) -> list[str]:
+def compared_lines(store, lines):
     """What lines of `comparisons.test` compare, told as lines."""
     count, rows = next((map(int, line.split()[1:]) for line in lines if line.startswith("inputs ")), (4, 2))
     inputs = [given(index, batch=rows) for index in range(count)]
-    asked: dict[str, Any] = {}
-    measured: dict[str, Any] = {}
+    asked = {}
+    measured = {}
     for line in write_replays(store, lines, inputs):
         name, number, *value = line.split(" ", 2)
         if name == "noise":
@@ -193,12 +188,12 @@ def test_a_sample_counts_by_the_size_of_the_whole(store):
     assert [(item.name, item.sampled) for item in dump.parameters] == [("small", False)]
 
 
-def recorded(store: Store, change: float = 0.0, outputs: bool = True, **replayed: Any) -> list[ReplayInput]:
+def recorded(store, change=0.0, outputs=True, **replayed):
     """Dumps with the run's own log-probs and entropies, and a replay `r-01` that got them, moved by `change` in one token."""
     inputs, made = publish_golden(store, 3, outputs)
     for tensors in made:
         tensors["log_probs"][1, 0] += change
-    options: Settings = {"model": "/m", **results({"folded_ids": False})}
+    options = {"model": "/m", **results({"folded_ids": False})}
     write_replay(store, "r-01", inputs, change=lambda index, _: made[index], **(options | replayed))
     return inputs
 
@@ -257,7 +252,7 @@ def test_what_cannot_be_compared_with_the_run(store, replayed, why):
     assert all(why in text for text in reasons_of(record).values())
 
 
-def noise(**more: Any) -> NoiseRecord:
+def noise(**more):
     return NoiseRecord(**({"noise_id": "n-1", "created_at": "", "replay_id": "r-02", "config": {}, "label": "another one",
                            "dtype": "fp32", "variants": (), "dumps": ()} | more))  # fmt: skip
 
@@ -285,7 +280,7 @@ def test_a_hundred_dumps_take_no_more_memory_than_five(store):
         for item in inputs[1:]:
             os.link(folder / f"{inputs[0].dump_id}.safetensors", folder / f"{item.dump_id}.safetensors")
 
-    def peak(count: int) -> int:
+    def peak(count):
         tracemalloc.start()
         record = compare(store, "r-02", "r-01", only={item.dump_id for item in inputs[:count]})
         most = tracemalloc.get_traced_memory()[1]

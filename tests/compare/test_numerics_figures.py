@@ -1,12 +1,9 @@
 """Figures of two arrays against torch's own, what is not finite, units of last place; and what a verdict makes of figures."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ INF, NAN = math.inf, math.nan
 VALUES = st.floats(-50, 50, width=32)
 
 
-def of(a: Any, b: Any, **options: Any) -> Figures:
+def of(a, b, **options):
     return figures(np.array(a, np.float32), np.array(b, np.float32), **options)
 
 
@@ -119,7 +116,7 @@ def test_the_measures_of_a_dump():
 THRESHOLDS = cases_of("thresholds")
 
 
-def numbers(words: str) -> dict[str, float]:
+def numbers(words):
     return {name: float(value) for name, value in (word.split("=") for word in words.split())}
 
 

@@ -1,7 +1,5 @@
 """The noise floor out of finished replays: what counts, what is left out, and which floor belongs to which configuration."""
 
-from __future__ import annotations
-
 import pytest
 from casefiles import cases_of
 from comparecases import given, write_replay
@@ -13,13 +11,12 @@ from actordbg.compare.noise_floor import conclusion, deterministic, measure, new
 from actordbg.document.blocks import number
 from actordbg.document.renderings import as_text
 from actordbg.records.comparison_record import NoiseRecord
-from actordbg.store.layout import Store
 
 INPUTS = [given(0), given(1)]
 CASES = cases_of("noise_floors")
 
 
-def measured(store: Store, lines: list[str]) -> tuple[NoiseRecord, list[str]]:
+def measured(store, lines):
     """The floor of r-01 from replays that lines of `noise_floors.test` write, and the floor told as lines."""
     pairs = [line.split() for line in write_replays(store, lines, INPUTS)]
     rounding = next(((narrow, wide) for name, narrow, *wide_of in pairs if name == "rounding" for wide in wide_of), None)

@@ -1,9 +1,6 @@
 """`--accelerate-config`: which settings a file or a mapping gives, what it names as not used, and what it refuses."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import commandline
 import pytest
@@ -27,7 +24,7 @@ FSDP2 = {
 SETTINGS = {"backend": "fsdp2", "nproc": 2, "dtype": "bf16"}
 
 
-def changed(section: str, **values: Any) -> dict[str, Any]:
+def changed(section, **values):
     return FSDP2 | {section: FSDP2.get(section, {}) | values}
 
 
@@ -85,7 +82,7 @@ def test_commands_and_python_take_it_and_a_flag_wins(store):
     assert "on 2 workers (fsdp2)" in replay.stdout and "from the mapping: backend fsdp2, nproc 2\n" in replay.stderr
     cells = json.loads(commandline.invoke(store, "train-check", *option, "--dry-run", "--json").stdout)["cells"]
     assert {cell["config"]["backend"] for cell in cells} == {"plain", "fsdp2"}
-    notes: list[str] = []
+    notes = []
     client = Client(lambda *given, **more: notes.append(more["note"]))
     settings = client.settings({"accelerate_config": FSDP2, "dtype": "fp16"})
     assert settings == SETTINGS | {"dtype": "fp16"} and notes == ["from the mapping: backend fsdp2, nproc 2"]

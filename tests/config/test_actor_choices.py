@@ -1,9 +1,6 @@
 """What is left open in a configuration follows the record, and then the machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
 SERVER = Facts(cuda=True, gpus=2, flash_attn=True)
 
 
-def record(**fields: Any) -> DumpRecord:
+def record(**fields):
     moment = "2025-06-19T05:26:08.430740Z"
     base = DumpRecord(dump_id="a", run="r", rank=0, timestamp=moment, batch_size=1, seq_len=4, tokens=4)
     return replace(base, **fields)

@@ -1,10 +1,7 @@
 """The configuration that flags, environment variables and `actordbg.toml` come to."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ownercases import ANOTHER, give_away
@@ -16,7 +13,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config, load_settings
 
 
-def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
+def built(file, flags):
     return build_config(Settings(Path("store"), file, "/project/actordbg.toml"), flags).config
 
 
@@ -100,7 +97,7 @@ class TestEnvironment:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def here(monkeypatch, tmp_path):
     """The working folder, empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ACTORDBG_STORE", raising=False)
@@ -144,7 +141,7 @@ class TestAnothersFile:
     """An actordbg.toml of another user decides nothing, unless the user names it."""
 
     @pytest.fixture
-    def planted(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def planted(self, here, monkeypatch):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "home"))
         file = here / "shared" / "actordbg.toml"
         (file.parent / "mine" / "deep").mkdir(parents=True)

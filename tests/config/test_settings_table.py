@@ -1,15 +1,11 @@
 """A setting has one home: a field added to the table, in one place, is found in everything that derives from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import catalogcases as cases
 import pytest
@@ -59,7 +55,7 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory):
     """A copy of the package with one more setting in its table, and nothing else changed."""
     folder = tmp_path_factory.mktemp("settings") / "checkout"
     for name in ("actordbg", "migrations", "docs"):
@@ -75,7 +71,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def old_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def old_store(tmp_path_factory):
     """A store with a replay, indexed before the setting came."""
     store = Store(tmp_path_factory.mktemp("store") / "store").create()
     cases.write_spec(store, cases.spec("r1", cases.fill(store, 2)))
@@ -83,7 +79,7 @@ def old_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-def run(copy: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(copy, *arguments, **variables):
     """A program in the copy. It runs where no actordbg.toml lies."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "docs"), str(SUPPORT)]), "COLUMNS": "100", **variables}
@@ -93,11 +89,11 @@ def run(copy: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
 
 
 @pytest.fixture(scope="module")
-def found(copy: Path, old_store: Store) -> dict[str, Any]:
+def found(copy, old_store):
     """What the copy makes of the new setting."""
     done = run(copy, "-c", PROBE, str(old_store.root))
     assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     return answer
 
 

@@ -1,7 +1,5 @@
 """`breakpoint()` in a running training: its ranks park, another terminal has the prompt, and nobody waits for ever."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -73,7 +71,7 @@ def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store, tmp_pa
 def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_path, monkeypatch):
     held = []
 
-    def hold(stop: stops.Stop) -> None:
+    def hold(stop):
         held.append(stop.place)
         stop._end(DETACH, "")
         raise OSError("no space left")

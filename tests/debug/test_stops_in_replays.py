@@ -1,7 +1,5 @@
 """Stops inside of replays, driven through a terminal: ranks park, nothing is disturbed, and who dies or leaves takes nobody along."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -21,7 +19,6 @@ from stopcases import AtTerminal, actordbg, events, figures, newest, nobody_is_l
 
 from actordbg.debug import editor
 from actordbg.replay.launch import free_port
-from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
@@ -50,7 +47,7 @@ def test_stops_disturb_nothing_and_deaths_and_closed_terminals_end_in_a_verdict(
     assert _gone_through(store, stopping, together) == undisturbed
 
 
-def _a_breakpoint_of_the_users_and_a_post_mortem(store: Store, terminal: AtTerminal, together: bool) -> dict[str, object]:
+def _a_breakpoint_of_the_users_and_a_post_mortem(store, terminal, together):
     """Then the terminal is closed. What came of the inputs at which nothing stops."""
     stops = []
     said = terminal.prompt()
@@ -80,7 +77,7 @@ def _a_breakpoint_of_the_users_and_a_post_mortem(store: Store, terminal: AtTermi
     return {dump: one for dump, one in figures(folder).items() if _is_first(dump)}
 
 
-def _gone_through(store: Store, terminal: AtTerminal, together: bool) -> dict[str, object]:
+def _gone_through(store, terminal, together):
     """Through the first inputs layer by layer, out of the second two, and in the last one a rank is killed. Then all has ended."""
     said = terminal.prompt()
     folder = newest(store)
@@ -112,7 +109,7 @@ def _gone_through(store: Store, terminal: AtTerminal, together: bool) -> dict[st
     return {dump: one for dump, one in figures(folder).items() if _is_first(dump)}
 
 
-def _is_first(dump_id: str) -> bool:
+def _is_first(dump_id):
     return dump_id.endswith(("-00000000", "-00000001"))
 
 
@@ -214,7 +211,7 @@ def test_attaching_from_another_terminal_and_closing_it(store):
     assert late.returncode == 2 and "has ended" in late.stderr
 
 
-def _interrupted(terminal: AtTerminal) -> str:
+def _interrupted(terminal):
     """Ctrl-C in the middle of a command."""
     terminal.child.sendline("import time; time.sleep(3000)")
     terminal.child.expect("3000")

@@ -1,7 +1,5 @@
 """The demo's own tokenizer, data and command lines."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

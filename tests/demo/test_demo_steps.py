@@ -31,12 +31,12 @@ from actordbg.store.layout import Store
 class Recorded(Demo):
     """A demo that notes the commands instead of running them: `ran` holds their arguments, in order."""
 
-    def __init__(self, trainer: str, directory: Path) -> None:
+    def __init__(self, trainer, directory):
         self.said: list[str] = []
         self.ran: list[tuple[str, ...]] = []
         super().__init__(trainer, directory, self.said.append)  # type: ignore[arg-type]
 
-    def _actordbg(self, *arguments: str) -> None:
+    def _actordbg(self, *arguments):
         self.ran.append(arguments)
 
 
@@ -56,7 +56,7 @@ def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is
 def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_users_and_ends_the_demo_if_it_fails(
     monkeypatch, tmp_path, capfd
 ):
-    said: list[str] = []
+    said = []
     monkeypatch.setenv("ACTORDBG_STORE", "/users/store")
     demo = Demo("sft", tmp_path, said.append)
     demo._actordbg("--version")
@@ -89,7 +89,7 @@ def test_what_the_training_needs_and_lacks_is_said_before_anything_starts(monkey
         require_modules("ppo")
 
 
-def _demo(*options: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+def _demo(*options, cwd, **environment):
     command = [sys.executable, "-m", "actordbg", "demo", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=roots.environment(**environment), **pipes)
@@ -122,7 +122,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def _child_sessions(parent: int) -> list[int]:
+def _child_sessions(parent):
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(child) for child in children if os.getsid(int(child)) == int(child)]
 
@@ -153,7 +153,7 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path):
 
 def test_the_store_that_is_typed_is_the_demos_and_what_is_not_empty_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Demo, "run", lambda demo: said.append(demo.store))
-    said: list[str] = []
+    said = []
     own = str(tmp_path / "own")
     assert CliRunner().invoke(app, ["--store", own, "demo", "--keep", str(tmp_path / "work")]).exit_code == 0 and said == [own]
     (mine := tmp_path / "own" / "FORMAT").mkdir(parents=True)

@@ -26,7 +26,7 @@ from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup, python_environment as environment
 from actordbg.doctor.known_findings import known_findings
-from actordbg.doctor.python_environment import Check, bad, ok, warn
+from actordbg.doctor.python_environment import bad, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 from actordbg.trainers.molt_adapter import Molt
@@ -48,31 +48,31 @@ class FakePython:
     So what it has is exactly what `install` and `module` put there: that is the property that the doctor's tests need.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.site = folder / "site"
         self.site.mkdir(parents=True)
         start = f'PYTHONPATH={shlex.quote(str(self.site))} exec {shlex.quote(sys.executable)} -S "$@"'
         self.executable = script(folder / "python", start)
 
-    def install(self, name: str, version: str) -> None:
+    def install(self, name, version):
         """Metadata of a distribution; an earlier version of it is gone."""
         self.uninstall(name)
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    def version(self, name: str) -> str:
+    def version(self, name):
         """Like `importlib.metadata.version`."""
         for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
             return info.name.removesuffix(".dist-info").partition("-")[2]
         raise PackageNotFoundError(name)
 
-    def uninstall(self, name: str) -> None:
+    def uninstall(self, name):
         for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
             (info / "METADATA").unlink()
             info.rmdir()
 
-    def module(self, name: str, text: str = "") -> Path:
+    def module(self, name, text=""):
         """A module by its dotted name; its packages are made where they are missing."""
         path = self.site.joinpath(*name.split(".")).with_suffix(".py")
         for folder in path.relative_to(self.site).parents:
@@ -83,7 +83,7 @@ class FakePython:
         return path
 
 
-def known_good_python(folder: Path) -> FakePython:
+def known_good_python(folder):
     """Every package at its known-good version, a torch without CUDA, and an OpenRLHF whose modules import."""
     python = FakePython(folder)
     for name, version in environment.KNOWN_GOOD.items():
@@ -105,29 +105,29 @@ class Here:
     monkeypatch: pytest.MonkeyPatch
 
     @property
-    def actor(self) -> Path:
+    def actor(self):
         return self.python.site / "openrlhf" / "models" / "actor.py"
 
-    def program(self, name: str, text: str) -> None:
+    def program(self, name, text):
         script(self.programs / name, text)
 
-    def checks(self, quick: bool = True) -> dict[str, Check]:
+    def checks(self, quick=True):
         """Everything by name; with `quick`, only what takes no seconds."""
         return {check.name: check for check in checkup.examine(self.store, quick=quick)}
 
-    def imports(self, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
+    def imports(self, gpus=0, timeout=30.0):
         """The import checks, by module."""
         found = checkup.imports(environment.installed(), gpus, timeout)
         return {check.name.removeprefix("import "): check for check in found}
 
-    def catalog(self, revision: str) -> None:
+    def catalog(self, revision):
         refresh(self.store)
         with contextlib.closing(sqlite3.connect(self.store.catalog_path)) as connection, connection:
             connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
 
 
 @pytest.fixture
-def here(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(tmp_path, store, monkeypatch):
     made = Here(known_good_python(tmp_path / "env"), store, tmp_path / "env", monkeypatch)
     made.program("g++", "exit 0")
     monkeypatch.setenv("PATH", f"{made.programs}:/usr/bin:/bin")
@@ -176,7 +176,7 @@ def test_findings_are_listed_and_those_that_are_installed_come_first(here):
 ON = Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z")
 
 
-def prepare(here: Here, what: str) -> None:
+def prepare(here, what):
     """Change the environment as a case of `doctor.test` says."""
     verb, _, rest = what.partition(" ")
     name, _, value = rest.partition(" ")

@@ -117,7 +117,7 @@ def test_the_second_line_says_what_the_first_does_not(said, fails, second):
 
 def test_a_dump_id_is_shown_as_a_handle_except_where_it_must_stay_usable():
     dump_id = "20250619T052608.430740Z-000012-4711-9f3a2c1b7"
-    blocks: list[Block] = [Paragraph(f"worst: {dump_id}. In dumps/r/{dump_id}.safetensors.zst; dump_id = '{dump_id}'")]
+    blocks = [Paragraph(f"worst: {dump_id}. In dumps/r/{dump_id}.safetensors.zst; dump_id = '{dump_id}'")]
     page = as_html(blocks)
     assert f'worst: <span title="{dump_id}">9f3a2c1b</span>. In dumps/r/{dump_id}.safetensors' in page
     assert f"dump_id = &#x27;{dump_id}&#x27;" in page

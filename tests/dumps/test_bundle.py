@@ -50,13 +50,13 @@ from actordbg.store.layout import Store
 from actordbg.store.payload import encode_plain, load_plain
 
 
-def files_of(store: Store) -> dict[str, bytes]:
+def files_of(store):
     folders = ("dumps", "replays", "comparisons")
     paths = [path for name in folders for path in (store.root / name).rglob("*") if path.is_file() and path.name[0] != "."]
     return {store.relative(path): path.read_bytes() for path in paths}
 
 
-def run(store: Path, *words: str, code: int = 0) -> Any:
+def run(store, *words, code=0):
     done = CliRunner().invoke(app, ["--store", str(store), *words, "--json"])
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)
@@ -65,7 +65,7 @@ def run(store: Path, *words: str, code: int = 0) -> Any:
 MINE, TRUTH = "20260101T000000-aaaaaa", "20260101T000001-bbbbbb"
 
 
-def private_dump(tmp_path: Path) -> Path:
+def private_dump(tmp_path):
     """A dump of another store, which nobody asked to send."""
     private = Store(tmp_path / "private").create()
     publish(private, 1, length=16)
@@ -139,7 +139,7 @@ def test_redaction_permutes_ids_and_keeps_what_is_special(store, tmp_path):
     pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, keep=[7])
     other = Store(tmp_path / "other")
     open_bundle(other, tmp_path / "case.tar.zst")
-    pairs: dict[int, int] = {}
+    pairs = {}
     for ours, theirs in zip(sorted(places), sorted(other.iter_dumps()), strict=True):
         (before, a), (after, b) = load_plain(ours), load_plain(theirs)
         assert (a["attention_mask"].values == b["attention_mask"].values).all() and before.timestamp == after.timestamp
@@ -156,7 +156,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatc
     """Each text is a secret; what was left out is said."""
     monkeypatch.setattr(redaction.secrets, "randbits", lambda _: 1)
     ids = np.array([[5, 6, 7, 8, 9], [0, 0, 11, 12, 13]])
-    made: dict[str, Any] = {
+    made = {
         "sequences": ids, "attention_mask": np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]), "action_mask": ids[:, 1:] > 6,
         "masked_ids": ids, "old_log_probs": ids / 7, "pixel_values": ids / 3, "response_length": ids[:1], "uid": ids + 2**33,
     }  # fmt: skip
@@ -212,7 +212,7 @@ def test_whatever_stops_an_import_nothing_is_left(error, store, tmp_path, monkey
     pack_bundle(store, tmp_path / "case.tar.zst", [*store.iter_dumps()], replays=[MINE])
     other = Store(tmp_path / "other").create()
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path, data):
         atomic_write(path, data)
         if path.name == "spec.json":
             raise error
@@ -232,7 +232,7 @@ def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store, tmp
     assert run(tmp_path / "other", "dump", "import", str(tmp_path / "case.tar.zst"))["dumps"] == 1
 
 
-def archive(path: Path, files: dict[str, Any], listed: dict[str, Any] | None = None) -> Path:
+def archive(path, files, listed=None):
     """Write a bundle as somebody could: `files` may have tar members instead of bytes."""
     entries = {
         name: {"size": len(data), "sha256": sha256(data).hexdigest()} for name, data in files.items() if isinstance(data, bytes)
@@ -248,13 +248,13 @@ def archive(path: Path, files: dict[str, Any], listed: dict[str, Any] | None = N
     return path
 
 
-def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
+def link(name, target, kind):
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member
 
 
-def hole(spots: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def hole(spots):
     """A file of nothing but a hole, of a few bytes of archive, as arguments of `archive`; the manifest is right."""
     member, size = tarfile.TarInfo(JOURNAL), 2**21
     member.pax_headers = {"GNU.sparse.map": spots, "GNU.sparse.size": str(size)}
@@ -264,11 +264,11 @@ def hole(spots: str) -> tuple[dict[str, Any], dict[str, Any]]:
 class Headed(tarfile.TarInfo):
     headers = b""
 
-    def tobuf(self, *how: Any) -> bytes:
+    def tobuf(self, *how):
         return self.headers + super().tobuf(*how)
 
 
-def headed(text: str, chain: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+def headed(text, chain=1):
     """A member behind extended headers, which `tarfile` reads whole and one inside the other, as arguments of `archive`."""
     member = Headed(JOURNAL)
     member.headers = chain * tarfile.TarInfo.create_pax_global_header({"comment": text})

@@ -1,7 +1,5 @@
 """Synthetic inputs have the shapes, paddings and dtypes that OpenRLHF's actor receives, and are repeatable."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,9 +1,6 @@
 """Exported dumps open with ordinary tools and hold exactly what the actor received."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import safetensors
@@ -17,11 +14,10 @@ from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.record_reading import parse_record
 from actordbg.store import payload
-from actordbg.store.payload import Dump
 
 
 @pytest.fixture
-def place(store) -> Path:
+def place(store):
     """A dump with a strided tensor, every kind of plain argument, and an awkward dtype."""
     record = DumpRecord(
         dump_id="d1", run="r", rank=2, timestamp="2025-06-19T05:26:08.430740Z", batch_size=2, seq_len=5, tokens=10,
@@ -38,7 +34,7 @@ def place(store) -> Path:
 
 
 @pytest.fixture
-def dump(place: Path) -> Dump:
+def dump(place):
     return payload.load(place)
 
 
@@ -60,12 +56,12 @@ def test_a_folder_that_cannot_be_written_is_refused(place, tmp_path):
 
 
 @pytest.fixture
-def made(store) -> list[Path]:
+def made(store):
     """Three dumps in the store."""
     return create_dumps(store, 3, seq_len=16)
 
 
-def ids(paths: list[Path]) -> list[str]:
+def ids(paths):
     return [path.name.removesuffix(".safetensors.zst") for path in paths]
 
 

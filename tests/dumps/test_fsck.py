@@ -1,15 +1,11 @@
 """`actordbg store fsck` names every damage, by path and kind, writes nothing unless asked, and repairs without losing what is good."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import catalogcases
 import packcases
@@ -22,7 +18,7 @@ from ownercases import give_away
 from actordbg.base.errors import StoreProblem
 from actordbg.base.processes import start_ticks
 from actordbg.dumps.checking import check
-from actordbg.dumps.finding import KINDS, Repair, StoreFault
+from actordbg.dumps.finding import KINDS, Repair
 from actordbg.dumps.repairing import QUARANTINE, repair
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
@@ -36,28 +32,28 @@ OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory) -> Store:
+def good(tmp_path_factory):
     store = storecases.build(tmp_path_factory.mktemp("good") / "store")
     assert check(store) == []
     return store
 
 
 @pytest.fixture
-def store(good: Store, tmp_path) -> Store:
+def store(good, tmp_path):
     shutil.copytree(good.root, tmp_path / "store")
     return Store(tmp_path / "store")
 
 
-def looked(store: Store, kind: str) -> list[StoreFault]:
+def looked(store, kind):
     """What is found; the catalog, whose check takes a second, is looked at where it is what was harmed."""
     return check(store, without=() if kind in OF_CATALOG else ("catalog", "rings"))
 
 
-def names(store: Store, findings: list[StoreFault]) -> set[tuple[str, str]]:
+def names(store, findings):
     return {(os.path.relpath(one.place, store.root), one.kind) for one in findings}
 
 
-def files(store: Store) -> Iterator[tuple[str, int, int, bytes]]:
+def files(store):
     """Every name of the store with mode, time and content, without opening what is not a file."""
     for path in sorted(store.root.rglob("*")):
         state = path.lstat()
@@ -68,15 +64,15 @@ def files(store: Store) -> Iterator[tuple[str, int, int, bytes]]:
 # ---- damages ----
 
 
-def dump(store: Store, number: int = 0) -> Path:
+def dump(store, number=0):
     return sorted(store.dumps.rglob(f"*{SUFFIX}"), key=lambda path: path.name)[number]
 
 
-def pack(store: Store) -> Path:
+def pack(store):
     return next(iter(store.iter_packs()))
 
 
-def swapped(store: Store) -> str:
+def swapped(store):
     """Two dumps of one folder with each other's names."""
     first, second = dump(store, 0), dump(store, 4)
     aside = first.with_name(".aside")
@@ -86,7 +82,7 @@ def swapped(store: Store) -> str:
     return store.relative(first)
 
 
-def other_run(store: Store) -> str:
+def other_run(store):
     """A dump in the folder of another run."""
     path = dump(store)
     target = store.dumps / "ppo-3" / "rank0000" / path.name
@@ -96,7 +92,7 @@ def other_run(store: Store) -> str:
     return store.relative(target)
 
 
-def moved_pack(store: Store) -> str:
+def moved_pack(store):
     """A pack in the folder of another run: each of its dumps is out of place."""
     path = pack(store)
     target = store.packs / "ppo-9" / path.name
@@ -105,7 +101,7 @@ def moved_pack(store: Store) -> str:
     return f"{store.relative(target)}#{Pack(target).dump_ids[0]}"
 
 
-def packed_bits(store: Store) -> str:
+def packed_bits(store):
     """A bit of the first block of the pack: all dumps that use it."""
     path = pack(store)
     first = Pack(path).dump_ids[0]
@@ -113,7 +109,7 @@ def packed_bits(store: Store) -> str:
     return f"{store.relative(path)}#{first}"
 
 
-def copied_out(store: Store, host: bytes = b"node-") -> str:
+def copied_out(store, host=b"node-"):
     """A packed dump as a file too; with another host, as another dump."""
     place = next(one for one in places_of(store) if "#" in str(one))
     record, payload = read_payload(place)
@@ -125,11 +121,11 @@ def copied_out(store: Store, host: bytes = b"node-") -> str:
     return store.relative(path)
 
 
-def changed_out(store: Store) -> str:
+def changed_out(store):
     return copied_out(store, b"elsewhere-")
 
 
-def old_temporary(store: Store) -> str:
+def old_temporary(store):
     path = dump(store).with_name(f".tmp-1-abc{SUFFIX}")
     path.write_bytes(b"half")
     path.chmod(0o600)
@@ -140,14 +136,14 @@ def old_temporary(store: Store) -> str:
 CALLED = (swapped, other_run, moved_pack, packed_bits, copied_out, changed_out, old_temporary)
 
 
-def flip(path: Path, part: float) -> None:
+def flip(path, part):
     """Change one bit, at this part of the file."""
     data = bytearray(path.read_bytes())
     data[min(int(part * len(data)), len(data) - 1)] ^= 0x10
     path.write_bytes(data)
 
 
-def harm(store: Store, line: str) -> str:
+def harm(store, line):
     """Harm a store as a case says, and return the path that has to be named."""
     verb, _, rest = line.partition(" ")
     if verb == "call":
@@ -213,7 +209,7 @@ def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store, nam
     assert gone <= {harmed, *("catalog.db-wal", "catalog.db-shm")} or kind in ("misplaced-dump", "odd-name"), gone
 
 
-def moved(store: Store) -> set[str]:
+def moved(store):
     folder = store.root / QUARANTINE
     return {os.path.relpath(path, folder) for path in folder.rglob("*")} if folder.is_dir() else set()
 

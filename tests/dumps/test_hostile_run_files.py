@@ -10,7 +10,6 @@ import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,24 +33,24 @@ MEMORY = 400 * 2**20
 class Asks:
     """A pickle of this asks for a program to run."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.system, ("touch pwned",)
 
 
-def nested(levels: int, *, shared: bool) -> list[Any]:
-    value: list[Any] = [1]
+def nested(levels, *, shared):
+    value = [1]
     for _ in range(levels):
         value = [value, value] if shared else [value]
     return value
 
 
-def saved(value: Any, **options: Any) -> bytes:
+def saved(value, **options):
     out = io.BytesIO()
     torch.save(value, out, **options)
     return out.getvalue()
 
 
-def with_pickle(pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:
+def with_pickle(pickled, kind=zipfile.ZIP_STORED, **more):
     """An archive as torch.save makes it, around any pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", kind) as archive:
@@ -60,20 +59,20 @@ def with_pickle(pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: bytes) -
     return out.getvalue()
 
 
-def packed_as(*leaves: Any, size: int = 64) -> Packed:
+def packed_as(*leaves, size=64):
     """A TensorDict of some bytes, with leaves that are described so."""
     batch = Packed({"input_ids": torch.ones(size, dtype=torch.uint8)})
     batch.leaves = {f"x{at}": leaf for at, leaf in enumerate(leaves)}
     return batch
 
 
-def sharing() -> bytes:
+def sharing():
     """An archive of 2 MiB, whose tensors are all of it."""
     whole = torch.zeros(2**20, dtype=torch.bfloat16)
     return saved({"tokens": [1, 2], **{f"x{at}": whole[at:] for at in range(700)}})
 
 
-def claiming(shape: tuple[int, ...]) -> bytes:
+def claiming(shape):
     """An npz with an array that claims a shape."""
     array, out = io.BytesIO(), io.BytesIO()
     np.lib.format.write_array_header_1_0(array, {"descr": "<i8", "fortran_order": False, "shape": shape})
@@ -82,7 +81,7 @@ def claiming(shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
-def huge_tensor(elements: int) -> bytes:
+def huge_tensor(elements):
     """An archive whose tensor claims more than its storage has."""
     good = pickle.dumps({"tokens": [1, 2]}, 2)
     described = good[:-1] + b"X\x06\x00\x00\x00logits" + b"ctorch._utils\n_rebuild_tensor_v2\n("
@@ -91,12 +90,12 @@ def huge_tensor(elements: int) -> bytes:
     return with_pickle(described, **{"data/0": bytes(16)})
 
 
-def safetensors(shape: list[int], last: int) -> bytes:
+def safetensors(shape, last):
     header = json.dumps({"input_ids": {"dtype": "I64", "shape": shape, "data_offsets": [0, last]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(64)
 
 
-def archive_of_many_names() -> bytes:
+def archive_of_many_names():
     """A directory that claims to be larger than any that torch.save writes."""
     data = bytearray(with_pickle(pickle.dumps({}, 2)))
     data[-10:-6] = (2**30).to_bytes(4, "little")

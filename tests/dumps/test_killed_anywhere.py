@@ -3,12 +3,9 @@
 `make kills` takes every call, and a long time. Here each `EVERY`th is taken, beginning with the `OFFSET`th. `python tests/support/killed_commands.py COMMAND` is one command, with all that is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from killed_commands import COMMANDS
@@ -17,11 +14,11 @@ from syscall_killer import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "this machine can")]
 
-EVERY, OFFSET = 400, 61
+EVERY, OFFSET = 800, 61
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, dict[str, Any]]:
+def reports():
     """What became of each command; one process makes all runs, since it is forked for each."""
     words = [sys.executable, SUPPORT / "killed_commands.py", "all", "--every", str(EVERY), "--offset", str(OFFSET)]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)

@@ -1,7 +1,5 @@
 """The page of layouts says of each which laws its files can be asked: those that hold on a healthy file."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -5,8 +5,6 @@ canary file. The decoder is then watched by an audit hook, which sees imports, o
 subprocesses, sockets and more: it must see nothing at all.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os
@@ -33,22 +31,22 @@ from actordbg.dumps.pickle_machine import MAX_OPCODES
 class Asks:
     """Pickles as `function(*arguments)`, with a state if there is one."""
 
-    def __init__(self, function: object, *arguments: object, state: object = None) -> None:
+    def __init__(self, function, *arguments, state=None):
         self.reduced = (function, arguments) if state is None else (function, arguments, state)
 
     def __reduce__(self):
         return self.reduced
 
-    def __call__(self) -> None:
+    def __call__(self):
         """pickle insists that what a `__reduce__` names is callable."""
 
 
-def loads(blob: bytes) -> Asks:
+def loads(blob):
     """Pickles as a call of `torch.storage._load_from_bytes`, whose bytes are the attack."""
     return Asks(torch.storage._load_from_bytes, blob)
 
 
-def tensor_over(blob: bytes) -> Asks:
+def tensor_over(blob):
     """Pickles as a tensor with every part genuine but the bytes of its storage."""
     return Asks(torch._utils._rebuild_tensor_v2, loads(blob), 0, (2, 10), (10, 1), False, collections.OrderedDict())
 
@@ -56,7 +54,7 @@ def tensor_over(blob: bytes) -> Asks:
 class ClaimsTensor:
     """Pickles as a tensor over a genuine storage, with whatever shape, strides and hooks."""
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], hooks: object = None, offset: int = 0) -> None:
+    def __init__(self, shape, strides, hooks=None, offset=0):
         self.claims = (offset, shape, strides, False, collections.OrderedDict() if hooks is None else hooks)
 
     def __reduce__(self):
@@ -64,7 +62,7 @@ class ClaimsTensor:
         return (torch._utils._rebuild_tensor_v2, (storage, *self.claims))
 
 
-def genuine(protocol: int = 4, **changes: object) -> bytes:
+def genuine(protocol=4, **changes):
     """Pickle a dump of the old recorder; `changes` are what an attack puts into it."""
     content = {
         "sequences": torch.arange(20).reshape(2, 10),
@@ -76,17 +74,17 @@ def genuine(protocol: int = 4, **changes: object) -> bytes:
     return pickle.dumps(content | changes, protocol)
 
 
-def touch(canary: Path) -> Asks:
+def touch(canary):
     return Asks(os.system, f"touch {canary}")
 
 
-def storage_header(*objects: object) -> bytes:
+def storage_header(*objects):
     """A legacy storage blob with a correct beginning, and then these pickles."""
     system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
     return b"".join(pickle.dumps(item, protocol=2) for item in (0x1950A86A20F9469CFC6C, 1001, system, *objects))
 
 
-def executing(canary: Path) -> dict[str, bytes]:
+def executing(canary):
     """Files that run a command when they are unpickled."""
     evil = touch(canary)
     chain = Asks(Asks(getattr, Asks(__import__, "os"), "system"), f"touch {canary}")  # type: ignore[arg-type]
@@ -109,15 +107,15 @@ def executing(canary: Path) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def laughs(levels: int = 60) -> bytes:
+def laughs(levels=60):
     """A tuple of two references to a tuple of two references to ..., 2**60 leaves for whoever walks it."""
-    value: tuple[object, ...] = ()
+    value = ()
     for _ in range(levels):
         value = (value, value)
     return genuine(rank=value)
 
 
-def bombs() -> dict[str, bytes]:
+def bombs():
     """Files of a few bytes or kilobytes that would take gigabytes, or hours."""
     return {
         "BINBYTES8 of 2**62": b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",
@@ -137,13 +135,13 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-def storage_of(numel: int) -> bytes:
+def storage_of(numel):
     """A storage blob that says twice that it holds `numel` int64, and holds one."""
     identity = b"\x80\x02(X\x07\0\0\0storagectorch\nLongStorage\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08" + struct.pack("<q", numel)
     return storage_header() + identity + b"NtQ." + pickle.dumps(["0"], protocol=2) + struct.pack("<qq", numel, 1)
 
 
-def truncated() -> dict[str, bytes]:
+def truncated():
     whole = genuine()
     return {
         **{f"first {cut} bytes": whole[:cut] for cut in (1, 2, 40, 200)},
@@ -152,11 +150,11 @@ def truncated() -> dict[str, bytes]:
     }
 
 
-def every_attack(canary: Path) -> dict[str, bytes]:
+def every_attack(canary):
     return executing(canary) | bombs() | {"billion laughs": laughs()} | truncated()
 
 
-def outside(code: str, data: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def outside(code, data, *arguments):
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, input=data, capture_output=True, timeout=120, cwd=ROOT, check=False)
 
@@ -188,7 +186,7 @@ AUDITED = """if True:
 """
 
 
-def audited(reader: str, files: dict[str, bytes]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def audited(reader, files):
     done = outside(AUDITED, pickle.dumps(files), reader)
     assert done.returncode == 0, done.stderr.decode()
     events, refused = json.loads(done.stdout)

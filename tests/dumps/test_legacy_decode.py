@@ -20,9 +20,9 @@ from actordbg.dumps.decode import parse_stamp
 from actordbg.store.payload import as_torch
 
 
-def inputs(**changes: object) -> dict[str, object]:
+def inputs(**changes):
     """What the old recorder put into a pickle; a change to `...` leaves a key out."""
-    content: dict[str, object] = {
+    content = {
         "sequences": torch.arange(20).reshape(2, 10) + 120_000,
         "action_mask": torch.tensor([[True, False, True], [True, True, True]]),
         "attention_mask": torch.ones(2, 10, dtype=torch.long),
@@ -40,15 +40,15 @@ def inputs(**changes: object) -> dict[str, object]:
     return {key: value for key, value in content.items() if value is not ...}
 
 
-def pickled(protocol: int = 4, **changes: object) -> bytes:
+def pickled(protocol=4, **changes):
     return pickle.dumps(inputs(**changes), protocol)
 
 
-def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
+def tensors_of(data):
     return {name: as_torch(replace(one, values=one.values.copy())) for name, one in decode(data).tensors.items()}
 
 
-def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def assert_same(ours, theirs):
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.stride() == theirs.stride()
     assert torch.equal(ours, theirs)
 
@@ -144,11 +144,11 @@ def test_timestamps_are_taken_as_utc():
 class Lying(LegacyReader):
     """A child that was taken over, and answers this about a file."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer):
         super().__init__()
         self.answer = answer
 
-    def _answer(self, data: bytes) -> bytes:
+    def _answer(self, data):
         return self.answer
 
 

@@ -1,7 +1,5 @@
 """Importing old pickles: same tensors, same times and ranks, nothing twice, bad files skipped by name."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -24,14 +22,14 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def pickles(tmp_path) -> Path:
+def pickles(tmp_path):
     """A folder with four old pickles of ranks 0 to 3."""
     for rank in range(4):
         old_pickle(tmp_path / "my run!", rank, f"20250619_05260{rank}_430740")
     return tmp_path / "my run!"
 
 
-def records(store: Store):
+def records(store):
     return [read_record(path) for path in store.iter_dumps()]
 
 
@@ -99,7 +97,7 @@ def test_a_file_that_vanishes_is_refused_and_the_others_imported(store, pickles)
 def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store, pickles, monkeypatch):
     publish, calls = Store.publish_dump, []
 
-    def full(self: Store, record: object, blob: bytes) -> Path:
+    def full(self, record, blob):
         calls.append(record)
         if len(calls) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,7 +1,5 @@
 """`dump pack` and `dump unpack` as a user types them, and every other command on a store of packed dumps."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import packcases
 import pytest
-from click.testing import Result
 from commandline import invoke
 from replaycases import old_pickle
 from roots import ROOT
@@ -20,11 +17,10 @@ from actordbg.catalog import query
 from actordbg.dumps import packing
 from actordbg.dumps.importer import import_paths
 from actordbg.replay.selection import defaults_of, rows_of_files
-from actordbg.store.layout import Store
 from actordbg.store.places import places_of
 
 
-def run(store: Store, *words: object, code: int = 0) -> Result:
+def run(store, *words, code=0):
     """One command; an error that the command line would print is raised."""
     result = invoke(store, *words)
     assert result.exit_code == code, (result.output, result.exception)
@@ -32,7 +28,7 @@ def run(store: Store, *words: object, code: int = 0) -> Result:
 
 
 @pytest.fixture
-def ppo(store) -> Store:
+def ppo(store):
     packcases.fill_ppo(store, calls=6)
     return store
 
@@ -74,7 +70,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
 
 
 def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp_path):
-    def seen() -> list[object]:
+    def seen():
         rows = json.loads(run(ppo, "dump", "ls", "--where", "seq_len > 300", "--json", "--limit", "0").stdout)
         first = json.loads(run(ppo, "dump", "show", rows[0]["dump_id"], "--values", "--json").stdout)
         checked = json.loads(run(ppo, "dump", "verify", "--json").stdout)

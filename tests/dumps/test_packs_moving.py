@@ -1,7 +1,5 @@
 """Moving dumps into packs, out of them, and away: nothing is lost, whoever is at it and whenever it dies."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
@@ -17,7 +15,6 @@ from actordbg.catalog.indexer import refresh
 from actordbg.dumps import packing, prune
 from actordbg.formats import dumpfile, store_files
 from actordbg.store import pack_build as build, payload, places
-from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import Pack, split_place
 
@@ -25,17 +22,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def ppo(store) -> dict[str, tuple[str, str]]:
+def ppo(store):
     """Twelve dumps on four ranks with shared samples; what they hold."""
     packcases.fill_ppo(store, calls=4)
     return packcases.contents(store)
 
 
-def loose(store: Store) -> list[str]:
+def loose(store):
     return [places.dump_id_of(path) for path in store.iter_dumps()]
 
 
-def pruned(store: Store, **chosen: object) -> prune.PrunePlan:
+def pruned(store, **chosen):
     return prune.apply(store, prune.plan_prune(query.open_fresh(store), **chosen))
 
 
@@ -88,7 +85,7 @@ def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store, ppo, monkeyp
     refresh(store)
     torn, hashed, moved, shut = list(store.iter_dumps())[:4]
 
-    def opened(path: Path) -> int:
+    def opened(path):
         if path == shut:
             raise PermissionError(13, "Permission denied")
         return store_files.open_regular(path)
@@ -136,7 +133,7 @@ def test_readers_are_never_disturbed_while_dumps_move(store, ppo):
     paths = [store.root / row.path for row in query.select_dumps(store)]
     stop, failures, rounds = threading.Event(), [], []
 
-    def read() -> None:
+    def read():
         while not stop.is_set():
             for path in paths:
                 try:

@@ -1,27 +1,22 @@
 """Files that runs leave behind: each writer's becomes the rows that it holds, healthy ones are right, faults are named."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import runfiles
 from commandline import typed
-from runfiles import WRITERS, MadeRow, written
+from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.dumps.importer import ImportSummary, import_paths
+from actordbg.dumps.importer import import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import LOSS
-from actordbg.recorded.lint import LintFindings, lint
+from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
@@ -48,15 +43,15 @@ NAMED = {
 """The law that names each fault, the side, and the writers whose files show it."""
 
 
-def imported(store: Store, *paths: Path, **options: Any) -> ImportSummary:
+def imported(store, *paths, **options):
     return import_paths(store, paths, **options)
 
 
-def judged(store: Store) -> LintFindings:
+def judged(store):
     return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
-def rows_in(store: Store, *, losses: bool) -> Iterator[tuple[RecordedCall, int]]:
+def rows_in(store, *, losses):
     """The rows of the forwards or of the losses, in the file's order."""
     calls = [RecordedCall.read(str(path)) for path in store.iter_dumps()]
     for call in sorted(calls, key=lambda call: call.record.dump_id):
@@ -64,7 +59,7 @@ def rows_in(store: Store, *, losses: bool) -> Iterator[tuple[RecordedCall, int]]
             yield from ((call, row) for row in range(call.rows))
 
 
-def values_of(call: RecordedCall, row: int, name: str) -> np.ndarray[Any, Any] | None:
+def values_of(call, row, name):
     """The values of a row's actions; None if they were not recorded."""
     values, active = call.array(name), call.active
     assert active is not None
@@ -93,7 +88,7 @@ def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name
     assert ("rewards" in {rule.name for rule in findings.held}) == (name in REWARDED)
 
 
-def assert_values(call: RecordedCall, at: int, row: MadeRow, *, learned: bool) -> None:
+def assert_values(call, at, row, *, learned):
     expected = {"rollout_log_probs": row.rollout}
     if learned:
         expected |= {"log_probs": row.log_probs, "advantages": row.advantages}
@@ -103,7 +98,7 @@ def assert_values(call: RecordedCall, at: int, row: MadeRow, *, learned: bool) -
         assert got is not None and np.allclose(got, np.array(values, np.float32), atol=1e-6), name
 
 
-def _numbers(dump_id: str) -> tuple[str, str]:
+def _numbers(dump_id):
     """The number of a loss in its dump id, and that of its forward."""
     number = dump_id.split("-")[1]
     return f"-{number}-", f"-{int(number) - 1:06d}-"
@@ -265,7 +260,7 @@ def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_c
     assert judged(other).found == [] and judged(other)["rewards"].lacks == "an estimator of advantages that is known"
 
 
-def without_mask(rows: list[dict[str, Any]]) -> None:
+def without_mask(rows):
     """Nulls where the engine did not sample, instead of a mask."""
     for row in rows:
         mask = row.pop("loss_mask")
@@ -273,7 +268,7 @@ def without_mask(rows: list[dict[str, Any]]) -> None:
             row[name] = [value if acts else None for value, acts in zip(row[name], mask, strict=True)]
 
 
-def in_two_columns(rows: list[dict[str, Any]]) -> None:
+def in_two_columns(rows):
     for row in rows:
         count = sum(row.pop("loss_mask"))
         ids, row["advantage"] = row.pop("input_ids"), row.pop("advantages")[-1]
@@ -281,18 +276,18 @@ def in_two_columns(rows: list[dict[str, Any]]) -> None:
         row |= {name: row[name][-count:] for name in ("logprobs", "rollout_logprobs")}
 
 
-def in_a_nucleus(rows: list[dict[str, Any]]) -> None:
+def in_a_nucleus(rows):
     for row in rows:
         row["rollout_logprobs"] = [0.0 if value > -0.4 else value + 0.3 for value in row["logprobs"]]
 
 
-def of_tools_without(rows: list[dict[str, Any]]) -> None:
+def of_tools_without(rows):
     for row in rows:
         first = row["loss_mask"].index(1)
         row["input_ids"][first + 2], row["rollout_logprobs"][first + 3 : first + 6] = runfiles.END, [None] * 3
 
 
-PLAIN: dict[str, tuple[Any, set[tuple[str, str]]]] = {
+PLAIN = {
     "nulls instead of a mask": (without_mask, set()),
     "ids in two columns, an advantage of a row": (in_two_columns, set()),
     "top-p, which no file names": (in_a_nucleus, set()),
@@ -304,7 +299,7 @@ PLAIN: dict[str, tuple[Any, set[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("change", PLAIN)
-def test_rows_of_a_plain_table_mean_what_their_writer_means(change: str, tmp_path):
+def test_rows_of_a_plain_table_mean_what_their_writer_means(change, tmp_path):
     plain, (plant, wanted) = runfiles._plain_rows(estimated()), PLAIN[change]
     plant(plain)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
@@ -315,7 +310,7 @@ def test_rows_of_a_plain_table_mean_what_their_writer_means(change: str, tmp_pat
     assert "rewards" not in [each["rule"] for each in answer["unchecked"]]
 
 
-def estimated() -> list[MadeRow]:
+def estimated():
     runfiles.estimate(rows := runfiles.made_rows(), runfiles.normalized)
     return rows
 

@@ -1,7 +1,5 @@
 """Dumps come in and go out in a process that has no torch."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

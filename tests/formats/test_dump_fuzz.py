@@ -3,13 +3,8 @@
 What each may give is known by how it was made. `tests/fuzz/of_dump.py` has what nobody thought of.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import catalogcases as cases
@@ -28,20 +23,18 @@ from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.dumps import verify
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 CHILD_CAP = 16 * 2**20
 
 
 @pytest.fixture
-def path(store) -> Path:
+def path(store):
     """Where A lies in a store; the mutants take its place."""
     return store.publish_dump(A.record, A.blob)
 
 
-def attempt(call: Callable[[], Any]) -> Any:
+def attempt(call):
     """What a reader returns, or None if it refused as it should; anything but a well-made ActordbgError comes through."""
     try:
         return call()
@@ -52,10 +45,10 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
+def judge(mutant, path, store):
     """Hand a mutant to every reader, and hold what they say against what it is. True where it loaded, where it verified."""
     path.write_bytes(mutant.blob)
-    record: DumpRecord | None = attempt(lambda: dumpfile.read_record(path))
+    record = attempt(lambda: dumpfile.read_record(path))
     row = attempt(lambda: headers.read_one(str(path), A.record.dump_id, A.record.run, A.record.rank))
     many = headers.read_columns(f"{path.parent}/", [A.record.dump_id], A.record.run, A.record.rank)
     assert many is None or many == row, "another row among others"
@@ -174,7 +167,7 @@ def test_no_file_takes_twice_the_cap(path, store, tmp_path):
 @pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
-    good: dict[str, bool] = {}
+    good = {}
     for number, case in enumerate(cases_of("dump_files").values()):
         original = mutants.Original.make(1, number)
         monkeypatch.setattr(mutants, "A", original)
@@ -184,7 +177,7 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
         good[store.relative(path)] = attempt(lambda path=path: payload.load(path)) is not None
     cases.settle(store)
 
-    def run(*words: str, wrong: int = 0) -> Any:
+    def run(*words, wrong=0):
         done = invoke(store, *words, "--json")
         assert done.exit_code == wrong, words
         return json.loads(done.stdout)

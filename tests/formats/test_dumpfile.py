@@ -1,7 +1,5 @@
 """A dump file gives back exactly what was captured, or a CorruptDump: never other tensors, never a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -25,7 +23,7 @@ BASE = DumpRecord("d-1", "run", 0, "2025-06-19T05:26:08.430740Z", 4, 250, 1000)
 IDS = {"sequences": torch.ones(2, 3).long()}
 
 
-def typical() -> dict[str, torch.Tensor]:
+def typical():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 128256, (4, 300), generator=generator)
     return {

@@ -1,7 +1,5 @@
 """The record is the contract between processes: what it accepts, what it refuses, and with which remedy."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 
@@ -15,7 +13,7 @@ from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
 from actordbg.records.run_files import read_weights
 
 
-def record(**changes: object) -> DumpRecord:
+def record(**changes):
     values = {
         "dump_id": "20250619T052608.430740Z-000012-4711-9f3a2c1b", "run": "r", "rank": 3, "batch_size": 2, "seq_len": 10,
         "timestamp": "2025-06-19T05:26:08.430740Z", "tokens": 15, "temperature": 0.5,
@@ -25,7 +23,7 @@ def record(**changes: object) -> DumpRecord:
     return DumpRecord(**(values | changes))  # type: ignore[arg-type]
 
 
-def changed(**changes: object) -> str:
+def changed(**changes):
     return json.dumps(json.loads(record().to_json()) | changes)
 
 

@@ -95,7 +95,7 @@ def work_folder() -> Path:
     return Path(folder)
 
 
-def same_json(left: Any, right: Any) -> bool:
+def same_json(left, right) -> bool:
     """Whether two values are the same JSON: 1, 1.0 and true are three values; NaN is itself."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
@@ -134,7 +134,7 @@ def havoc_of(chance: Chance, words: tuple[bytes, ...] = (), others: list[bytes] 
     return havoc
 
 
-def other_json(value: Any, chance: Chance) -> Any:
+def other_json(value, chance: Chance):
     """A JSON value with one change inside: a nasty value, a lost or doubled item, a moved value, one that is nested."""
     places = list(_places(value))
     if not places:
@@ -161,7 +161,7 @@ def other_json(value: Any, chance: Chance) -> Any:
     return changed
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places(value, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value inside, of the first 30 levels."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
@@ -170,7 +170,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
             yield from _places(item, (*path, key))
 
 
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
+def _at(value, path: tuple[Any, ...]):
     for key in path:
         value = value[key]
     return copy.deepcopy(value)
@@ -184,5 +184,5 @@ def mutate_json(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return havoc(data)
 
 
-def dumped(value: Any) -> bytes:
+def dumped(value) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

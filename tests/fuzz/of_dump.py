@@ -48,7 +48,7 @@ def seeds() -> dict[str, bytes]:
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     _FILE.write_bytes(data)
     head = found = None
     with damage():
@@ -61,7 +61,7 @@ def one_input(data: bytes) -> None:
             _whole(*found)
 
 
-def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
+def _whole(record: dumpfile.DumpRecord, stored: bytes):
     entries = check(record, stored)
     theirs = {
         name: (value["dtype"], tuple(value["shape"]), bytes(value["data"])) for name, value in safetensors.deserialize(stored)
@@ -76,7 +76,7 @@ def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", 2 * CAP)
-def _again(record: dumpfile.DumpRecord, tensors: dict[str, torch.Tensor]) -> None:
+def _again(record: dumpfile.DumpRecord, tensors: dict[str, torch.Tensor]):
     """Write what was read, and read it again: the same tensors, to the bit."""
     again = payload.widen_plain(*dumpfile.unpack(payload.encode(record, tensors, 1)[1]))
     for name, tensor in tensors.items():

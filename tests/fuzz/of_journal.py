@@ -55,7 +55,7 @@ def seeds() -> dict[str, bytes]:
     return {"whole": lines, "cut": lines[:-30], "twice": lines[100:] + lines}
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     path = _FOLDER / "supervisor.jsonl"
     path.write_bytes(data)
     chunk = read_chunk(path)

@@ -29,7 +29,7 @@ def seeds() -> dict[str, bytes]:
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     path = _FOLDER / "fuzzed.pack"
     path.write_bytes(data)
     with damage():

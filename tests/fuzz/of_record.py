@@ -25,7 +25,7 @@ def seeds() -> dict[str, bytes]:
     return {"plain": catalogcases.record(1).to_json().encode(), "full": full.to_json().encode()}
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     record, row = None, None
     with damage():
         record = parse_record(data)
@@ -39,7 +39,7 @@ def one_input(data: bytes) -> None:
         _agrees(row, parse_record(_about_columns(data)) if record is None else record)
 
 
-def _agrees(row: Columns, record: DumpRecord) -> None:
+def _agrees(row: Columns, record: DumpRecord):
     """The catalog holds a temperature as a double, so a whole number over 2^53 as the nearest one."""
     found = {name: row[name][0] for name in FIELDS}
     said = {name: getattr(record, name) for name in FIELDS}

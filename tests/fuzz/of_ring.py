@@ -98,17 +98,17 @@ def _ring(data: bytes) -> bytes:
     return bytes(memory)
 
 
-def _sum_header(memory: bytearray) -> None:
+def _sum_header(memory: bytearray):
     end = HEAD.size + min(HEAD.unpack_from(memory)[2], ringfile.HEADER - HEAD.size - 4)
     struct.pack_into("<I", memory, end, zlib.crc32(memory[:end]))
 
 
-def _sum_json(memory: bytearray, at: int, length: int) -> None:
+def _sum_json(memory: bytearray, at: int, length: int):
     if 8 < length <= _SIZE - at:
         memory[at + length - 8 : at + length] = b"%08x" % zlib.crc32(memory[at : at + length - 8])
 
 
-def _sum_slot(memory: bytearray, at: int, flags: int) -> None:
+def _sum_slot(memory: bytearray, at: int, flags: int):
     _, _, ledger, end, sequence, offset, size, kind_at, kind_len, count, _ = SLOT.unpack_from(memory, at)
     if flags & 4 and kind_at >= KINDS_AT:
         _sum_json(memory, kind_at, kind_len)
@@ -124,7 +124,7 @@ def _sum_slot(memory: bytearray, at: int, flags: int) -> None:
         )
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     global _runs
     path = _FOLDER / "x.ring"
     path.write_bytes(_ring(data))

@@ -52,7 +52,7 @@ def seeds() -> dict[str, bytes]:
     return {name: key + one.to_json().encode() for (name, one), key in zip(made.items(), KINDS, strict=True)}
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     kind = KINDS.get(data[:1])
     record = None
     with damage():
@@ -64,7 +64,7 @@ def one_input(data: bytes) -> None:
         assert same_json(json.loads(again.to_json()), json.loads(record.to_json()))
 
 
-def _in_the_catalog(record: Any) -> None:
+def _in_the_catalog(record):
     """The record makes rows, and every value of them fits into SQLite."""
     rows = []
     if isinstance(record, ReplaySpec):

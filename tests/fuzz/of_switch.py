@@ -43,7 +43,7 @@ def seeds() -> dict[str, bytes]:
             "sync": sync.to_json().encode(), "turns": trajectory.to_json().encode()}  # fmt: skip
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     with refused(StoreProblem, NewerFormat):
         control = Control.from_json(data)
         assert Control.from_json(control_text(control)) == control

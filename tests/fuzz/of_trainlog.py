@@ -30,7 +30,7 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     _FILE.write_bytes(data)
     with refused(UsageError, EnvironmentProblem):
         log = read_log(str(_FILE))

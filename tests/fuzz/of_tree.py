@@ -9,7 +9,6 @@ import pickletools
 import sys
 import threading
 import zipfile
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ _decoding, _seen = 0, []
 """The thread that decodes, if one does: what other threads of a test process do is theirs."""
 
 
-def _watch(event: str, arguments: object) -> None:
+def _watch(event: str, arguments: object):
     if _decoding == threading.get_ident() and event not in QUIET:
         _seen.append(event)
 
@@ -51,7 +50,7 @@ def _watch(event: str, arguments: object) -> None:
 sys.addaudithook(_watch)
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(value) -> bytes:
     out = io.BytesIO()
     torch.save(value, out)
     with zipfile.ZipFile(out) as archive:
@@ -75,7 +74,7 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     global _decoding
     _seen.clear()
     _decoding = threading.get_ident()
@@ -94,7 +93,7 @@ def one_input(data: bytes) -> None:
             assert tensor.values.nbytes == 0 or tensor.values.sum() is not None
 
 
-def assert_plain(value: Any) -> None:
+def assert_plain(value):
     """Only what JSON has, tensors as places, and notes of what was left out."""
     if isinstance(value, dict):
         assert {*map(type, value)} <= {str}

@@ -66,7 +66,7 @@ def seeds() -> dict[str, bytes]:
     return {f"text-{number}": text.encode() for number, text in enumerate(texts)}
 
 
-def one_input(data: bytes) -> None:
+def one_input(data: bytes):
     text = data.decode("utf-8", "surrogateescape")
     with refused(WhereError):
         found = compile_where(text, now=NOW)
@@ -81,7 +81,7 @@ def one_input(data: bytes) -> None:
         _in_parentheses(text, found.columns, rows)
 
 
-def _in_parentheses(text: str, columns: frozenset[str], rows: list) -> None:
+def _in_parentheses(text: str, columns: frozenset[str], rows: list):
     """The same expression in parentheses, and as one side of a conjunction, gives the same rows."""
     for other in (f"({text})", f"({text}) and 1=1"):
         with refused(WhereError):

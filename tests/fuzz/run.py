@@ -56,7 +56,7 @@ def load(name: str) -> ModuleType:
 # ---- one target, in this process ----
 
 
-def run_with_atheris(name: str, seconds: float) -> None:
+def run_with_atheris(name: str, seconds: float):
     """Ends the process: with 0, or as libFuzzer ends after a finding."""
     import atheris
 
@@ -110,7 +110,7 @@ def run_plainly(name: str, seconds: float) -> int:
     return 0
 
 
-def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc: Any) -> bytes:
+def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc) -> bytes:
     """What the target makes of an input; changed bytes where that is not of its format."""
     try:
         return target.mutate(data, chance, havoc) if hasattr(target, "mutate") else havoc(data)
@@ -118,7 +118,7 @@ def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc: Any) 
         return havoc(data)
 
 
-def havoc_for(target: ModuleType, chance: random.Random, inputs: list[bytes]) -> Any:
+def havoc_for(target: ModuleType, chance: random.Random, inputs: list[bytes]):
     """Changes bytes, with the target's words and pieces of its inputs."""
     from fuzzing import havoc_of  # not before atheris instruments what it imports
 
@@ -141,11 +141,11 @@ def survives(target: ModuleType, data: bytes) -> bool:
     return True
 
 
-def too_long(*_: object) -> None:
+def too_long(*_: object):
     raise TimeoutError(f"one input takes more than {INPUT_SECONDS} s")
 
 
-def limit_memory() -> None:
+def limit_memory():
     """From now on this process may have MEMORY more: an input that wants it ends in a MemoryError, which is a finding."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
     if pages:
@@ -157,14 +157,14 @@ def limit_memory() -> None:
 
 def reached(target: ModuleType, data: bytes) -> frozenset[tuple[Any, int, int]]:
     """The jumps between lines of the product that one input takes."""
-    jumps: set[tuple[Any, int, int]] = set()
+    jumps = set()
 
-    def trace(frame: Any, event: str, _: Any) -> Any:
+    def trace(frame, event: str, _):
         if not frame.f_code.co_filename.startswith(PRODUCT):
             return None
         before = frame.f_lineno
 
-        def local(frame: Any, event: str, _: Any) -> Any:
+        def local(frame, event: str, _):
             nonlocal before
             jumps.add((frame.f_code, before, frame.f_lineno))
             before = frame.f_lineno
@@ -181,12 +181,12 @@ def reached(target: ModuleType, data: bytes) -> frozenset[tuple[Any, int, int]]:
     return frozenset(jumps)
 
 
-def keep_smallest(name: str) -> None:
+def keep_smallest(name: str):
     """Make `corpus/NAME` the smallest inputs that reach what seeds, corpus and everything found reach. Named inputs stay."""
     target = load(name)
     old = sorted((CORPUS / name).glob("*"))
     named = [path for path in old if not re.fullmatch(r"[0-9a-f]{12}", path.name)]
-    covered: set[Any] = set()
+    covered = set()
     for data in (*target.seeds().values(), *(path.read_bytes() for path in named)):
         covered |= reached(target, data)
     others = {path.read_bytes() for path in (*set(old).difference(named), *(FOUND / name).glob("*"))}

@@ -1,7 +1,5 @@
 """Every parser stands every input that was kept, and some hundred new ones. `make fuzz` gives each target a minute."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re
@@ -61,7 +59,7 @@ def test_new_inputs_break_nothing_and_a_seed_gives_the_same_ones(name):
     target = run.load(name)
     inputs = list(run.inputs_of(name, target).values())
 
-    def made(seed: int) -> bytes:
+    def made(seed):
         chance = fuzzing.Chance(seed)
         return run.mutated(target, chance.choice(inputs), chance, fuzzing.havoc_of(chance, others=inputs))[: run.LONGEST]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -45,19 +44,19 @@ def below(monkeypatch):
 class FakeRay(ModuleType):
     """A `ray` whose init keeps what it was called with. Guarantees: nothing of it starts a process."""
 
-    def __init__(self, known: tuple[str, ...] = (HOOK,)) -> None:
+    def __init__(self, known=(HOOK,)):
         super().__init__("ray")
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = []
         self.runtime_env = SimpleNamespace(RuntimeEnv=SimpleNamespace(known_fields=set(known)))
         self.init = self._init
         take_along(self)
 
-    def _init(self, *args: Any, **kwargs: Any) -> str:
+    def _init(self, *args, **kwargs):
         self.calls.append((args, kwargs, os.environ.get(JOB_CONFIG)))
         return "context"
 
     @property
-    def runtime_environment(self) -> dict[str, Any]:
+    def runtime_environment(self):
         return dict(self.calls[-1][1]["runtime_env"])
 
 
@@ -110,7 +109,7 @@ def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch):
     ray = FakeRay()
     seen = []
 
-    def fails(**_: Any) -> None:
+    def fails(**_):
         seen.append(json.loads(os.environ[JOB_CONFIG]))
         raise ValueError("theirs")
 
@@ -125,7 +124,7 @@ def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch):
 # ---- inside a submitted job ----
 
 
-def submitted(runtime_env: dict[str, Any]) -> dict[str, str]:
+def submitted(runtime_env):
     return {JOB_CONFIG: json.dumps({"runtime_env": merged(runtime_env, OURS), "metadata": {}}), **OURS}
 
 
@@ -144,7 +143,7 @@ def test_two_hooks_of_the_users_stay_their_conflict():
 
 def test_a_submission_gets_ours(tmp_path):
     class Client:
-        def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any] | None = None) -> Any:
+        def submit_job(self, *, entrypoint, runtime_env=None):
             return entrypoint, runtime_env
 
     module = ModuleType("ray.job_submission")
@@ -158,7 +157,7 @@ def test_a_submission_gets_ours(tmp_path):
 # ---- in a worker ----
 
 
-def in_worker(hook: Callable[[], None], folder: Path, **more: str) -> str:
+def in_worker(hook, folder, **more):
     """What a fresh process without our PYTHONPATH says when it runs the hook as Ray does: from its pickle."""
     from ray import cloudpickle
 
@@ -173,7 +172,7 @@ def in_worker(hook: Callable[[], None], folder: Path, **more: str) -> str:
 
 
 def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs_with_its_own_errors(tmp_path):
-    def fails() -> None:
+    def fails():
         raise ValueError("theirs")
 
     mark = str(tmp_path / "mark")

@@ -1,7 +1,5 @@
 """The file that every Python process below `actordbg run` executes: it waits, records, lends, and gets out of the way."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess
@@ -31,7 +29,7 @@ def install(actor_cls, *, store=None):
 
 
 @pytest.fixture
-def light(tmp_path) -> Path:
+def light(tmp_path):
     """A folder with an OpenRLHF without torch, and an `actordbg` of the training environment's own whose hook is a stand-in."""
     folder = tmp_path / "light"
     fake_openrlhf(folder, PLAIN_ACTOR)
@@ -213,7 +211,7 @@ module = sys.modules.get("sitecustomize")
 print(getattr(module, "mark", None), getattr(sys, "users", None), sys.path)
 """
 
-    def outcome(environment: dict[str, str]) -> tuple[int, str, str]:
+    def outcome(environment):
         done = ended(code, environment)
         last = done.stderr.splitlines()[-1:]  # above it, a traceback through our frames where the interpreter gives up
         return done.returncode, done.stdout, done.stderr if done.returncode == 0 else "".join(last)

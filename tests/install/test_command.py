@@ -1,7 +1,5 @@
 """The COMMAND of `run`: the terminal's signals reach it once, others are handed on, its end is ours; a submission is known."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -36,14 +34,14 @@ print("sum", *seen, flush=True)
 """
 
 
-def start(*command: str, **more: object) -> subprocess.Popen[str]:
+def start(*command, **more):
     return subprocess.Popen(
         [sys.executable, "-c", WRAPPER, *command], env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, **more,  # type: ignore[call-overload]
     )  # fmt: skip
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> None:
+def wait_for(process, text):
     line = process.stdout.readline()
     assert text in line, line
 
@@ -77,13 +75,13 @@ def test_an_ignored_signal_stays_ignored():
     assert process.communicate(timeout=30)[0] == "True\nend 0 False\n"
 
 
-def in_terminal(*command: str) -> pexpect.spawn:
+def in_terminal(*command):
     """The wrapper in a terminal of its own, as its session's leader and foreground group."""
     around = os.environ | {"PYTHONPATH": str(ROOT)}
     return pexpect.spawn(sys.executable, ["-c", WRAPPER, *command], env=around, timeout=30)
 
 
-def ends(terminal: pexpect.spawn, text: str) -> None:
+def ends(terminal, text):
     """With this text, and well."""
     terminal.expect_exact(f"{text}\r\n")
     terminal.expect(pexpect.EOF)

@@ -1,7 +1,5 @@
 """A patched file, the real hook, a process that knows nothing of actordbg: the calls arrive in the store. And many at once."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -90,7 +88,7 @@ def test_many_processes_never_leave_a_third_state(tmp_path, store):
     command = [sys.executable, "-c", WORKER, str(actor), str(store.root), str(ROUNDS)]
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     workers = [subprocess.Popen(command, **pipes) for _ in range(PROCESSES)]
-    seen: set[bytes] = set()
+    seen = set()
     while any(worker.poll() is None for worker in workers):
         seen.add(actor.read_bytes())
         time.sleep(0.001)

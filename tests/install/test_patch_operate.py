@@ -1,7 +1,5 @@
 """patch and unpatch on real files: byte, mode and time restored, edits kept, nothing hidden, nothing half done."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,7 +8,6 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from patchkit import ACTOR, OLD, facts_of, light_hook, written
@@ -23,7 +20,6 @@ from actordbg.cli.app import app
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching, replace_file as replace
 from actordbg.install.patch_target import find_target
-from actordbg.install.patching import Outcome, Status
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
@@ -33,33 +29,33 @@ UNCHECKED, CHECKED, TIMESTAMP = (py_compile.PycInvalidationMode[name] for name i
 
 
 @pytest.fixture
-def actor(tmp_path) -> Path:
+def actor(tmp_path):
     """A file as OpenRLHF installs it, with an unusual mode and an old time."""
     return written(tmp_path / "site" / "openrlhf" / "models" / "actor.py")
 
 
-def patch(path: Path, store: Store, **how: Any) -> Outcome:
+def patch(path, store, **how):
     return patching.patch(find_target(target=path), store, **how)
 
 
-def unpatch(path: Path, store: Store, **how: Any) -> Outcome:
+def unpatch(path, store, **how):
     return patching.unpatch(find_target(target=path), **how)
 
 
-def status(path: Path, store: Store) -> Status:
+def status(path, store):
     return patching.inspect_target(find_target(target=path), store)
 
 
-def compiled(path: Path, mode: py_compile.PycInvalidationMode) -> Path:
+def compiled(path, mode):
     return Path(str(py_compile.compile(str(path), doraise=True, invalidation_mode=mode)))
 
 
-def edited(path: Path) -> bytes:
+def edited(path):
     path.write_bytes(path.read_bytes().replace(b"An actor.", b"Mine."))
     return path.read_bytes()
 
 
-def said(notes: list[str], text: str) -> bool:
+def said(notes, text):
     return any(text in line for line in notes)
 
 
@@ -81,7 +77,7 @@ def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor_and_both_
 def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(actor, tmp_path):
     before = facts_of(actor)
 
-    def run(command: str, *options: str) -> Any:
+    def run(command, *options):
         done = CliRunner().invoke(app, ["--store", str(tmp_path / "kept"), command, "--target", str(actor), *options])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout) if "--json" in options else done
@@ -223,7 +219,7 @@ def test_a_folder_that_cannot_be_written_is_named(actor, store, monkeypatch, cod
     """The kernel's refusal is played here: the tests may run as root, whom a mode does not stop."""
     real = os.open
 
-    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+    def refuse(path, flags, *rest, **more):
         if str(path).endswith(".tmp") and Path(path).parent == actor.parent:
             raise OSError(code, os.strerror(code), str(path))
         return real(path, flags, *rest, **more)
@@ -243,7 +239,7 @@ def test_a_folder_that_cannot_be_written_is_named(actor, store, monkeypatch, cod
     assert "actordbg run" not in problem.value.hint and facts_of(actor) == patched, "a file that is patched needs no other way"
 
 
-def replaced(old: replace.FileRead) -> None:
+def replaced(old):
     with replace.replaced(old, b"new"):
         pass
 
@@ -252,7 +248,7 @@ def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refu
     old = replace.read(actor)
     other = replace.FileRead(actor, old.data, os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]]))
 
-    def refuse(*arguments: int) -> None:
+    def refuse(*arguments):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "fchown", refuse)
@@ -269,7 +265,7 @@ def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refu
 def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(actor, store, tmp_path, monkeypatch, locks):
     real = replace.fcntl.flock
 
-    def flock(descriptor: int, operation: int) -> None:
+    def flock(descriptor, operation):
         if locks == "nothing" or (locks == "files alone" and stat.S_ISDIR(os.fstat(descriptor).st_mode)):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         real(descriptor, operation)
@@ -288,7 +284,7 @@ def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(ac
 
 
 def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor, store, monkeypatch):
-    def armed() -> bool:
+    def armed():
         return status(actor, store).armed
 
     write_control(store, Control(enabled=True, run="run", since=now_timestamp()))

@@ -1,7 +1,5 @@
 """Which actor.py is meant: found as the training interpreter would find it, without importing anything of it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -15,7 +13,7 @@ HERE = Path(sys.executable)
 BOMB = "raise SystemExit('the package was imported')\n"
 
 
-def _package(root: Path) -> Path:
+def _package(root):
     """An openrlhf under `root` that must not be imported; returns its actor.py."""
     models = root / "openrlhf" / "models"
     models.mkdir(parents=True)
@@ -26,7 +24,7 @@ def _package(root: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch) -> Path:
+def elsewhere(tmp_path, monkeypatch):
     """An empty current folder and no PYTHONPATH."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()

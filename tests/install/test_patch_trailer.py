@@ -1,10 +1,7 @@
 """The trailer as bytes: what it appends, what it gives back, what it refuses; and that the text it appends is harmless."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -112,7 +109,7 @@ def test_a_damaged_trailer_is_never_cut_by_guesswork(damage, reason):  # type: i
         trailer.append(damaged, STORE)
 
 
-def _sources() -> st.SearchStrategy[bytes]:
+def _sources():
     """Valid Python around an Actor: any comments and strings, any newlines, with or without mark and final newline."""
     words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\r\n\0\x1a"), max_size=30)
     line = st.one_of(
@@ -176,7 +173,7 @@ print(sorted(name for name in scope if not name.startswith("__")), ascii(getattr
 """
 
 
-def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path, hook, store=STORE, **environment):
     """Run a patched file in a Python without site-packages, with an actordbg whose hook.py is `hook` (None: without any)."""
     (tmp_path / "actor.py").write_bytes(trailer.append(ACTOR, store))
     (tmp_path / "path").mkdir()

@@ -1,7 +1,5 @@
 """`actordbg run`: a job below it is recorded without a change to any of its files, ends as it would, and leaves its switch off."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from roots import script
@@ -20,7 +17,6 @@ from actordbg.capture.control import Control
 from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli.app import app
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 
@@ -28,22 +24,22 @@ NO_TORCH = "import sys; sys.modules['torch'] = None"
 
 
 @pytest.fixture
-def tree(tmp_path) -> Path:
+def tree(tmp_path):
     """A training tree whose files may not change."""
     folder = tmp_path / "tree"
     fake_openrlhf(folder)
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def is_on(store: Store, run: str = "a") -> bool:
+def is_on(store, run="a"):
     return read_control(store, run).enabled
 
 
-def records(store: Store) -> list[tuple[str, int]]:
+def records(store):
     return sorted((dump.record.run, dump.record.rank) for dump in map(payload.load, store.iter_dumps()))
 
 
@@ -133,7 +129,7 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tr
     alone = [environment.python, "-c", "import actordbg"]
     assert subprocess.run(alone, capture_output=True, cwd="/", env=clean_environment()).returncode == 1
     package = tmp_path / "desk"
-    shutil.copytree(ROOT / "actordbg", package / "actordbg", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "actordbg", package / "actordbg")
     command = [
         sys.executable,
         "-c",

@@ -3,14 +3,11 @@
 Each cluster has ports, a temporary folder and a session of its own, and ends with the tests that use it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,11 +19,10 @@ from victims import wait_for
 
 from actordbg.base.processes import end_session
 from actordbg.capture.switch_file import read_control
-from actordbg.cli.dump_status_work import ProcessRow, process_rows
+from actordbg.cli.dump_status_work import process_rows
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.replay.launch import free_port
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 QUIET = {
@@ -84,7 +80,7 @@ time.sleep(2)
 
 
 @pytest.fixture
-def tree(tmp_path) -> Path:
+def tree(tmp_path):
     """What is to be trained: an OpenRLHF, and a driver with a policy and a reference worker; the second has its own PYTHONPATH."""
     folder = tmp_path / "tree"
     fake_openrlhf(folder)
@@ -93,14 +89,14 @@ def tree(tmp_path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def temporary() -> Iterator[Path]:
+def temporary():
     """A folder with a short name: Ray's socket paths must stay below 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="adbg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
-def head(temporary: Path) -> Iterator[str]:
+def head(temporary):
     """The address of the job server of a Ray head on this host that knows nothing of actordbg, and is alone in its session."""
     port, dashboard, agent, client = (free_port() for _ in range(4))
     words = [
@@ -121,7 +117,7 @@ def head(temporary: Path) -> Iterator[str]:
         log.close()
 
 
-def rows_of(store: Store) -> list[ProcessRow]:
+def rows_of(store):
     """What the processes counted, once the rings of those that ended are recovered."""
     assert not any(report.problem for report in recover(store, find_rings(store)))
     return process_rows(store, datetime.now(timezone.utc))[0]

@@ -1,17 +1,13 @@
 """`actordbg check`: the word, what it leaves out, and what other programs get of it. One test runs a model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
-from typing import Any
 from xml.etree import ElementTree
 
 import brokenactor
 import pytest
 from casefiles import cases_of
-from click.testing import Result
 from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden
 from replaylines import write_replays
@@ -21,7 +17,6 @@ from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
-from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
@@ -33,7 +28,6 @@ from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
 KINDS = {f"actordbg.{kind}" for kind in ("replay", "laws", "modules", "truth")}
@@ -41,16 +35,16 @@ LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0
 
 
 @pytest.fixture(autouse=True)
-def a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_cause(monkeypatch):
     """Nothing is fitted: each search finds this cause."""
 
-    def found(_store: Store, record: ComparisonRecord, **_: Any) -> ComparisonRecord:
+    def found(_store, record, **_):
         return replace(record, reasons=("log-probs: a cause", *record.reasons))
 
     monkeypatch.setattr(check, "with_explanation", found)
 
 
-def checked(store: Store, truth: bool = True, **replayed: Any) -> tuple[CheckedReplay, Verdict]:
+def checked(store, truth=True, **replayed):
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")) if truth else ():
@@ -81,7 +75,7 @@ def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store, monkeypatch
     assert answer.word == "WRONG" and LAW["words"] in answer.sentence and cause.said in answer.sentence
 
 
-def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
+def off(index, made):
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 
 
@@ -95,7 +89,7 @@ LOCATED = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfl
 CASES = cases_of("checks")
 
 
-def answered(store: Store, lines: list[str]) -> list[str]:
+def answered(store, lines):
     """What a check says of the replay that lines of `checks.test` write, and what an explanation of it says."""
     inputs, text = [given(index, batch=4) for index in range(3)], "\n".join(lines)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
@@ -128,7 +122,7 @@ def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store):
 
 
 def test_a_truth_that_cannot_be_computed_says_why(store, monkeypatch):
-    def no_truth(*_: Any, **__: Any) -> str:
+    def no_truth(*_, **__):
         raise Unsupported("no row has a truth")
 
     monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
@@ -156,7 +150,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, log_p
     made[0]["log_probs"][1, 0] -= log_prob
     for tensors in made:
         tensors["entropy"][1, 0] -= entropy
-    truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
+    truth = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
     met = {"met_weights": {"same": [7], "other": {}, "unknown": 0}} if outputs == "known" else {}
     write_replay(store, "r-01", inputs, resolved=met, **truth)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
@@ -207,7 +201,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch):
-    def actordbg(*words: str, code: int = 0) -> Result:
+    def actordbg(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])
         done = CliRunner().invoke(app, ["--store", str(store.root), "check", *words])
         assert getattr(done.exception, "exit_code", done.exit_code) == code, done.output

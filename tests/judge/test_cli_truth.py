@@ -1,11 +1,8 @@
 """Which replay is the truth of another one, and `--truth`, `noise` and `compare --noise` as typed. Nothing here starts a worker."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
-from pathlib import Path
 
 import pytest
 from casefiles import cases_of
@@ -27,11 +24,10 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def elsewhere(monkeypatch, tmp_path):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -79,7 +75,7 @@ A, B, VARIED, TRUTH = (f"20250619T050000-00000{number}" for number in (1, 2, 3, 
 
 
 @pytest.fixture
-def pair(store: Store) -> Store:
+def pair(store):
     write_replay(store, A, [given(0)])
     write_replay(store, B, [given(0)])
     write_replay(store, VARIED, [given(0)], vary="repad")
@@ -106,7 +102,7 @@ def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_f
     narrow = json.loads(invoke(pair, "compare", A, "truth", "--truth", "fp32", "--json").stdout)
     assert (narrow["b"]["replay_id"], narrow["rounding_id"]) == (lone, None), "a truth in A's own dtype cannot measure rounding"
 
-    def reported() -> list[str]:
+    def reported():
         return [shown["replay_id"] for shown in json.loads(invoke(pair, "report", "--json").stdout)["replays"]]
 
     assert reported() == [B]
@@ -122,7 +118,7 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
     really = importlib.metadata.version
     ran = versions_of("tiny") | {"torch": "2.9.1", "transformers": "5.1.0", "actordbg": "0.2.0"}
 
-    def version(name: str) -> str:
+    def version(name):
         if name in ("torch", "transformers"):
             raise importlib.metadata.PackageNotFoundError(name)
         return really(name)
@@ -160,7 +156,7 @@ MINE, REFERENCE, THIRD = A, B, VARIED
 INPUTS = [given(0), given(1)]
 
 
-def found(store: Store, name: str = MINE, dtype: str = "fp32") -> str | None:
+def found(store, name=MINE, dtype="fp32"):
     return find_truth(store, wanted_truth(store, load_spec(store, name), dtype))
 
 

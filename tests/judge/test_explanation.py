@@ -1,12 +1,8 @@
 """`actordbg explain`: what, where, since when and what to do, from made-up replays; no worker starts."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
@@ -22,28 +18,27 @@ from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
 from actordbg.records.replay_record import LawAnswer
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 INPUTS = [given(index, batch=4) for index in range(3)]
 PLACE = PlaceResult("lm_head", "out", "lm_head", 4.34, 1.1, rows=(0, 1), of_rows=2, tokens=3, of_tokens=9, position=7)
 
 
-def located(place: PlaceResult) -> dict[str, Any]:
+def located(place):
     heat = {"heat": {"model.layers.0": (1.0, 1.1), "lm_head": (4.0, 9.0)}, "fields": ((0, 0, 3), (0, 4, 8))}
     judged = Located(49, (place,), 1, largest=1.01, dtype="bfloat16", **heat)  # type: ignore[arg-type]
     identity = ModelIdentity(116, 0, (), ran=True)
     return {"temperature": 1.0, "identity": [vars(identity)], "located": vars(judged) | {"wrong": [vars(place)]}}
 
 
-def rows_behind_the_first(_index: int, made: dict[str, Any]) -> dict[str, Any]:
+def rows_behind_the_first(_index, made):
     made["log_probs"][1:] += 0.1
     return made
 
 
-def explained(store: Store, code: int, *options: str) -> dict[str, Any]:
+def explained(store, code, *options):
     done = CliRunner().invoke(app, ["--store", str(store.root), "explain", "--json", *options])
     assert done.exit_code == code, done.output
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     return answer
 
 
@@ -66,9 +61,9 @@ def test_the_command_says_why_and_where_and_what_was_not_checked_once(store):
 
 def test_what_the_store_lacks_is_computed_once(store, monkeypatch):
     """The comparison with the truth, and the modules of one input."""
-    ran: list[str] = []
+    ran = []
 
-    def run_located(desk: Any, spec: Any, command: str, item: Any = None) -> Any:
+    def run_located(desk, spec, command, item=None):
         one = located_spec(spec, [item or spec.inputs[0]])
         ran.append(one.inputs[0].dump_id)
         settings = {name: value for name, value in vars(one.config).items() if name != "dtype"} | {"dtype": "fp32"}
@@ -93,14 +88,14 @@ def test_what_the_store_lacks_is_computed_once(store, monkeypatch):
     first, again = (explained(store, 1) for _ in range(2))  # the last replay is not the one that explain started
     assert first["explanation"] == again["explanation"] and ran == [INPUTS[0].dump_id]
     assert "lm_head is 4.34 times" in first["sentence"] and len(list(store.comparisons.iterdir())) == 1
-    refused: Callable[..., Any] = CliRunner().invoke
+    refused = CliRunner().invoke
     assert "itself a truth" in str(refused(app, ["--store", str(store.root), "explain", "r-02"]).exception)
 
 
 def test_the_runs_own_outputs_are_a_side_of_their_own(store):
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
-    truth: Any = {
+    truth = {
         "model": "/m",
         "change": lambda index, _: made[index],
         "result": lambda _: {"folded_ids": False},

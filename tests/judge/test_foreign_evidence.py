@@ -3,8 +3,6 @@
 A colleague's bundle has forged truths and comparisons, whose ids and settings are those that this store would look for.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -33,13 +31,13 @@ from actordbg.store.layout import Store
 REPLAY, TRUTH, OTHER = "20250619T050100-000001", "20250619T050200-000002", "20250619T050300-000003"
 
 
-def moved(path: Path, by: float) -> None:
+def moved(path, by):
     """Move every log-prob in a file of kept tensors."""
     made = safetensors.torch.load_file(path)
     safetensors.torch.save_file(made | {"log_probs": made["log_probs"] + by}, path)
 
 
-def of_a_colleague(store: Store, folder: Path, *replays: str, comparisons: tuple[str, ...] = ()) -> None:
+def of_a_colleague(store, folder, *replays, comparisons=()):
     """Take these records out of the store into a bundle, and import that."""
     bundle = folder / "case.tar.zst"
     pack_bundle(store, bundle, (), replays=replays, comparisons=comparisons)
@@ -80,7 +78,7 @@ Mark = Callable[[Path], None]
 
 
 @pytest.fixture(params=["imported", "another user's"])
-def mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mark:
+def mark(request, monkeypatch):
     """Make a record somebody else's."""
     if request.param == "imported":
         return lambda path: origin_file(path).write_text("case.tar.zst") and None

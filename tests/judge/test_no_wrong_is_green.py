@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,7 +23,7 @@ from reportcases import said_once
 
 import actordbg
 from actordbg.api import checks, explaining
-from actordbg.api.checks import CheckResult, check_answer
+from actordbg.api.checks import check_answer
 from actordbg.api.pytest_plugin import Checker
 from actordbg.base.errors import BadResult, StoreProblem
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, matrix_verdict
@@ -33,13 +32,12 @@ from actordbg.catalog.indexer import refresh
 from actordbg.catalog.record_rows import answers_in
 from actordbg.catalog.selections import BAD
 from actordbg.document.blocks import FAILED, WRONG, verdict_in
-from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.dumps import checking as fsck
 from actordbg.judge import check as checking
-from actordbg.judge.check import CheckedReplay, run_check
+from actordbg.judge.check import run_check
 from actordbg.judge.explanation import WHAT, WHERE, explain
 from actordbg.judge.replay_findings import RANKS, RUNS
 from actordbg.laws.rules import RULES as LAWS
@@ -55,7 +53,7 @@ from actordbg.store.layout import Store
 from actordbg.ui.ui_pages import dumps_page
 
 
-def rules_in(value: Any, depth: int = 3) -> Iterator[Rule]:
+def rules_in(value, depth=3):
     """The rules in a module's value: one, or a table of them."""
     if isinstance(value, Rule):
         yield value
@@ -66,9 +64,9 @@ def rules_in(value: Any, depth: int = 3) -> Iterator[Rule]:
             yield from rules_in(each, depth - 1)
 
 
-def registry() -> list[Rule]:
+def registry():
     """Every rule that a module of the product declares. Only modules that name the class are imported."""
-    found: dict[Rule, None] = {}
+    found = {}
     for module in pkgutil.walk_packages(actordbg.__path__, "actordbg."):
         spec = module.module_finder.find_spec(module.name, None)
         if isinstance(spec, ModuleSpec) and spec.origin and "Rule(" in Path(spec.origin).read_text():
@@ -87,7 +85,7 @@ def test_the_tables_of_rules_are_found():
     assert len(RULES) > 100
 
 
-def shows(answer: CommandResult, finding: Finding) -> None:
+def shows(answer, finding):
     """Assert that an answer is wrong, and names what is, in each of its forms."""
     assert not answer.ok and answer["verdict"] == WRONG and not answer["good"]
     assert finding.rule.name in [each["rule"] for each in answer["findings"]]
@@ -124,22 +122,22 @@ IDENTITY = {"looked_at": 9, "differences": [], "unchecked": [], "rank": 0, "ran"
 LOCATED = {"places": 9, "wrong": [], "count": 0, "unchecked": [], "dtype": "float32"}
 
 
-def judged(located: dict[str, Any] = {}, identity: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+def judged(located={}, identity={}):  # noqa: B006
     extra = {"temperature": 1.0, "identity": [IDENTITY | identity], "located": LOCATED | located}
     return {"result": lambda _: {"extra": extra}}
 
 
-def law(name: str) -> dict[str, Any]:
+def law(name):
     answer = {"law": name, "verdict": "broken", "words": "something else depends on it"}
     return {"result": lambda _: {"extra": {"temperature": 1.0, "laws": [answer]}}}
 
 
-def place(kind: str) -> dict[str, Any]:
+def place(kind):
     wrong = {"module": "lm_head", "kind": kind, "what": "lm_head", "ratio": 4.3, "limit": 1.1, "gain": 1.0}
     return judged({"wrong": [wrong], "count": 1})
 
 
-def off(_index: int, made: Any) -> Any:
+def off(_index, made):
     return made | {"log_probs": made["log_probs"] + 0.1}
 
 
@@ -168,7 +166,7 @@ def test_the_catalog_has_a_broken_answer_of_each_result_that_is_wrong(broken):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_is_fitted() -> Iterator[None]:
+def nothing_is_fitted():
     """No cause is searched for, and no module of another input is judged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "with_explanation", lambda _, record, **__: record)
@@ -176,18 +174,18 @@ def nothing_is_fitted() -> Iterator[None]:
         yield
 
 
-def checked_again(store: Store, name: str) -> CheckedReplay:
+def checked_again(store, name):
     """A check of a replay that is there, with its truth: nothing runs."""
     return run_check(store, load_spec(store, name), run=lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")
-def broken_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def broken_store(tmp_path_factory):
     """A store with a dump and a replay for each of `BROKEN`, and the truth of all of them."""
     store = Store(tmp_path_factory.mktemp("broken") / "store").create()
     inputs = publish(store, len(BROKEN), length=16)
 
-    def made(index: int, _: Any) -> Any:
+    def made(index, _):
         return tensors(index)
 
     for name, dtype in (("r-90", "fp64"), ("r-91", "fp32")):
@@ -201,7 +199,7 @@ def broken_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def checks_of(broken_store: Store, nothing_is_fitted: None) -> list[CheckedReplay]:
+def checks_of(broken_store, nothing_is_fitted):
     return [checked_again(broken_store, f"r-{index:02}") for index in range(len(BROKEN))]
 
 
@@ -225,7 +223,7 @@ def test_a_replay_that_breaks_a_rule_is_wrong_wherever_it_is_shown(broken_store,
     assert json.loads(invoke(broken_store, "report", name, "--json").stdout)["verdict"] == broken.word
 
 
-def in_the_tests_of_ci(answer: CheckResult, finding: Finding) -> None:
+def in_the_tests_of_ci(answer, finding):
     """Assert that JUnit and annotations have a failure of the rule."""
     suite = ElementTree.fromstring(answer.to_junit())[0]
     kinds = [failure.get("type") or "" for failure in suite.iter("failure")]
@@ -234,7 +232,7 @@ def in_the_tests_of_ci(answer: CheckResult, finding: Finding) -> None:
     assert len(errors) == len(kinds) + 1, "one for each failure, and one for the verdict"
 
 
-def wanted_words() -> dict[str, str]:
+def wanted_words():
     return {f"r-{index:02}": broken.word for index, broken in enumerate(BROKEN)}
 
 
@@ -259,7 +257,7 @@ def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store
 
 @pytest.mark.parametrize("rule", [*LAWS.values(), TRUTH], ids=lambda rule: rule.name)
 def test_a_cell_of_a_matrix_that_breaks_a_rule_is_wrong_in_its_table(rule):
-    about: dict[str, Any] = {"violations": ("it is not",), "broken": (rule.name,)}
+    about = {"violations": ("it is not",), "broken": (rule.name,)}
     if rule == TRUTH:
         about = {"verdict": "mismatch", "reason": "max_abs is above its limit"}
     cell = MatrixCell(0, "sdpa", {}, "passed", {"model": "/m"}, replay_id="r-01", **about)
@@ -272,11 +270,11 @@ def test_a_cell_of_a_matrix_that_breaks_a_rule_is_wrong_in_its_table(rule):
 
 
 @pytest.fixture
-def lint_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def lint_of(monkeypatch):
     """A function that lints a store whose dumps are found to break laws, (law, dump) each. looked_at: how often each is judged."""
 
-    def linted(store: Store, *broken: tuple[str, str], looked_at: int = 9, where: str = "rank=0") -> Any:
-        def found(_: Path, paths: list[str], *__: Any) -> LintFindings:
+    def linted(store, *broken, looked_at=9, where="rank=0"):
+        def found(_, paths, *__):
             findings = LintFindings(read={Path(path).name.partition(".safetensors")[0] for path in paths})
             for outcome in findings.outcomes:
                 outcome.looked_at = looked_at
@@ -291,7 +289,7 @@ def lint_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return linted
 
 
-def verdicts_of(store: Store) -> dict[str, tuple[str | None, str | None]]:
+def verdicts_of(store):
     return {row.dump_id: (row.verdict, row.broken) for row in query.select_dumps(store)}
 
 
@@ -371,7 +369,7 @@ def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_j
 def test_where_nothing_can_be_kept_lint_says_so_and_judges(store, lint_of, monkeypatch):
     (item,) = publish(store, 1, length=16)
 
-    def full(*_: Any) -> Path:
+    def full(*_):
         raise StoreProblem("cannot write: Read-only file system")
 
     monkeypatch.setattr(Store, "publish_text", full)

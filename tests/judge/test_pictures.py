@@ -1,7 +1,5 @@
 """Pictures: of log-probs and tokens, which are read without torch, damaged or not; and of a run over time."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`actordbg report` on a store: which replays it is about, where it writes, and how it ends."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -16,23 +14,21 @@ from urllib.parse import urlsplit
 import pytest
 import reportcases
 from catalogcases import publish, record
-from click.testing import Result
 from commandline import invoke
 from reportcases import dump_id, given, replay, result
 
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError
 from actordbg.cli.output import Format
 from actordbg.judge.load_replays import load
-from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
 
-def keep(store: Store, data: ReplayData, created_at: str) -> None:
+def keep(store, data, created_at):
     reportcases.keep(store, replace(data, spec=replace(data.spec, created_at=created_at)))
 
 
 @pytest.fixture
-def replayed(store: Store) -> Store:
+def replayed(store):
     """A store with two replays of the same three inputs: `r1` with sdpa, and, an hour later, `r2` with eager."""
     inputs = [given(i, 300) for i in range(3)]
     keep(store, replay(inputs, [result(i) for i in range(3)]), "2025-06-19T05:30:00.000000Z")
@@ -44,7 +40,7 @@ def replayed(store: Store) -> Store:
     return store
 
 
-def reported(store: Store, *arguments: str) -> Result:
+def reported(store, *arguments):
     return invoke(store, "report", *arguments)
 
 
@@ -177,7 +173,7 @@ def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_fi
 
 def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the page stays, for the browser
-    shown: list[str] = []
+    shown = []
     monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
     done = reported(replayed, "--open")
     path = Path(urlsplit(shown[0]).path)

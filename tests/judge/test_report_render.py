@@ -1,7 +1,5 @@
 """A report as text, Markdown, JSON and CSV: the same facts, each in its form."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -16,12 +14,10 @@ from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_markdown, as_text, grid
 from actordbg.judge import exports
 from actordbg.judge.replay_document import document
-from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import summarise
-from actordbg.replay.replay_data import ReplayData
 
 
-def two_replays() -> list[ReplayData]:
+def two_replays():
     inputs = [given(i, seq_len, rank=i % 2) for i, seq_len in enumerate((100, 300, 310, 1861, 2000))]
     first = [
         result(0, forward_s=9.0), result(1), result(2, forward_s=1.5),
@@ -32,7 +28,7 @@ def two_replays() -> list[ReplayData]:
     return [replay(inputs, first, status="interrupted"), replay(inputs, second, "r2", attn="eager")]
 
 
-def summary() -> Summary:
+def summary():
     return summarise(two_replays(), selection="2 replays", now=NOW)
 
 

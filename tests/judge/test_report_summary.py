@@ -1,7 +1,5 @@
 """From rows to a Summary: counts add up, steady is steady, nothing is pooled that may not be; replays side by side, and ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace
@@ -28,7 +26,7 @@ from actordbg.replay.work_order import LaneBook, answer_fields, differing
 CASES = cases_of("summaries")
 
 
-def summary_lines(lines: list[str], paths: list[str]) -> list[str]:
+def summary_lines(lines, paths):
     """Values of a summary at paths such as `replays.0.forward.median`. lines: of `summaries.test`."""
     lengths, replays = [200] * 6, dict[str, tuple[dict[str, Any], list[ResultRecord]]]()
     for line in lines:
@@ -47,7 +45,7 @@ def summary_lines(lines: list[str], paths: list[str]) -> list[str]:
     return [f"{path} {json.dumps(reduce(_within, path.split('.'), summary))}" for path in paths]
 
 
-def _within(data: Any, part: str) -> Any:
+def _within(data, part):
     if part.isdigit():
         return data[int(part)]
     return [each[part] for each in data] if isinstance(data, list) else data[part]
@@ -98,11 +96,11 @@ AGREED = {"ranks": [0, 1], "differ": {}}
 DIFFERS = {"ranks": [0, 1], "differ": {"1": {"output_digest": "other", "logprob_mean": -2.25, "loss": None}}}
 
 
-def lane(index: int, found: dict[str, Any] | None, **figures: Any) -> ResultRecord:
+def lane(index, found, **figures):
     return result(index, extra={} if found is None else {"lane": found}, **figures)
 
 
-def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
+def words(*records, config=SAME):
     return ranks_in_words(agreement_of(records, config))
 
 

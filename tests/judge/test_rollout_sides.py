@@ -1,7 +1,5 @@
 """Which side is wrong, from what was found on each: the sentence, and the figures that dashboards have."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -32,7 +30,7 @@ WEIGHTS = {
 CASES = cases_of("sides")
 
 
-def told(lines: list[str]) -> list[str]:
+def told(lines):
     """What is said of rollout, trainer and engine. lines: of `sides.test`."""
     known = dict(line.split() for line in lines)
     sides = {name: SIDES[known[name]] for name in ("rollout", "trainer", "engine") if name in known}

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import brokenactor
 import pytest
@@ -20,7 +17,7 @@ from replaycases import publish
 from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
@@ -28,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def a_usual_shell() -> Iterator[None]:
+def a_usual_shell():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
@@ -47,7 +44,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def fault(folder: Path, program: str) -> Iterator[None]:
+def fault(folder, program):
     """Inside the block workers have this fault, and it is reached."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in brokenactor.environment(folder, program).items():
@@ -56,7 +53,7 @@ def fault(folder: Path, program: str) -> Iterator[None]:
     assert (folder / "reached").is_file(), "the fault was in the worker"
 
 
-def run(store: Store, inputs: list[ReplayInput], **settings: Any) -> str:
+def run(store, inputs, **settings):
     config = ReplayConfig(backward=True, keep_gradients=True, **settings)
     outcome = run_replay(store, ReplaySpec(new_replay_id(), now_timestamp(), config, tuple(inputs)))
     assert outcome.all_passed, "a fault that is seen on its own would be no test of the verdict"
@@ -64,7 +61,7 @@ def run(store: Store, inputs: list[ReplayInput], **settings: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(tmp_path_factory):
     folder = tmp_path_factory.mktemp("truth")
     store = Store(folder / "store").create()
     inputs = publish(store, 2, batch=3, length=96)
@@ -76,9 +73,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(store, right, broken, epsilon)
 
 
-def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
+def command(store, *words):
     result = invoke(store, *words, "--json")
-    answer: dict[str, Any] = json.loads(result.stdout)
+    answer = json.loads(result.stdout)
     return result.exit_code, answer
 
 
@@ -128,14 +125,14 @@ def test_a_patched_mask_function_of_transformers_is_named_by_check(tmp_path):
     assert "the code of sitecustomize (causal_mask_function), which is not transformers'" in found["not_checked"]
 
 
-def noise_of(store: Store, dtype: str) -> dict[str, Any]:
+def noise_of(store, dtype):
     """The noise floor of the shorter input, packed."""
     code, found = command(store, "noise", "--dtype", dtype, "--packing", "--backward", "--order", "length", "--max-inputs", "1")
     assert code == 0
     return found
 
 
-def excused(store: Store, replay_id: str, noise: dict[str, Any]) -> bool:
+def excused(store, replay_id, noise):
     """Whether a replay is green against the truth because of this floor."""
     return command(store, "compare", replay_id, "truth", "--noise", noise["noise_id"])[0] == 0
 
@@ -178,7 +175,7 @@ def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_sma
     with fault(tmp_path / "faults", brokenactor.ONE_FAULT_EACH):
         run(store, inputs, dtype="bf16", packing=True)
 
-    def judged(*more: str) -> dict[str, Any]:
+    def judged(*more):
         dumps = command(store, "compare", "last", "truth", *more)[1]["dumps"]
         return dict(zip(("right", *FAULTS), sorted(dumps, key=lambda dump: dump["dump_id"]), strict=True))
 

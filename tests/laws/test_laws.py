@@ -3,8 +3,6 @@
 The asserts are in the scenarios (`lawcases`), which run in processes of their own.
 """
 
-from __future__ import annotations
-
 import imagecases
 import lawcases
 import pytest

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from replaycases import publish
@@ -31,7 +29,7 @@ from actordbg.replay.worker import Worker
 BROKEN = LawAnswer("neighbour", "broken", "row 1 depends on row 0", 0.04, None, 1, 3, 17, 198, 199)
 
 
-def result(dump_id: str, *answers: LawAnswer) -> ResultRecord:
+def result(dump_id, *answers):
     return ResultRecord("r", dump_id, PASSED, extra={"laws": [one.to_dict() for one in answers]} if answers else {})
 
 
@@ -40,26 +38,26 @@ class StandIn:
 
     tainted, out_of_step = False, ""
 
-    def __init__(self, collective: bool) -> None:
+    def __init__(self, collective):
         self.collective = collective
         self.asked: dict[str, bool] = {}
 
-    def open(self) -> dict[str, Any]:
+    def open(self):
         return {}
 
-    def load(self, item: ReplayInput) -> None:
+    def load(self, item):
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, asked: Any, on_step: Any) -> dict[str, Any]:
+    def run(self, item, loaded, *, recorded, asked, on_step):
         self.asked[item.dump_id] = "laws" in asked
         if "laws" in asked:
             on_step("rerun")
         return {"status": PASSED}
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
-def worked(folder: Path, spec: ReplaySpec, slots: list[list[int | None]], rank: int, engine: StandIn) -> int:
+def worked(folder, spec, slots, rank, engine):
     """The exit code of a worker of two ranks with this engine."""
     return Worker(folder, spec, WorkOrder(1, [0, 1], slots, stay=True), rank, engine).run()
 

@@ -3,8 +3,6 @@
 The asserts are in the scenarios (`locatecases`), which run in processes of their own.
 """
 
-from __future__ import annotations
-
 import json
 
 import brokenactor

@@ -1,7 +1,5 @@
 """`actordbg compare-logs`: how logs are read, which rule decides what, what it prints, and how it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -15,9 +13,9 @@ from typing import Any
 
 import logcases
 import pytest
-from casefiles import Case, cases_of
+from casefiles import cases_of
 from hypothesis import assume, given, settings, strategies as st
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
@@ -25,12 +23,12 @@ from actordbg.document import page
 from actordbg.document.blocks import number
 from actordbg.measure.align_logs import LEAST_COMMON, compare_logs, trend
 from actordbg.measure.log_exports import LINE
-from actordbg.measure.log_lines import Series, TrainLog, read_log
+from actordbg.measure.log_lines import TrainLog, read_log
 
 LOGS = cases_of("train_logs")
 
 
-def text_of(case: Case) -> str:
+def text_of(case):
     return re.sub(r"\\(\\|r|x1b)", lambda escaped: {"r": "\r", "x1b": "\x1b"}.get(escaped[1], "\\"), "\n".join(case.given)) + "\n"
 
 
@@ -38,7 +36,7 @@ SFT, PPO = (next(text_of(case) for name, case in LOGS.items() if word in name) f
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> tuple[str, str]:
+def logs(tmp_path):
     """Two runs of 24 steps, 2 % apart but for step 13, where they are far apart."""
     losses = [6 - 0.1 * i for i in range(24)]
     (tmp_path / "a.log").write_text(logcases.sft_bars(losses, epochs=3, chance=0.5))
@@ -47,7 +45,7 @@ def logs(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "a.log"), str(tmp_path / "b.log")
 
 
-def invoke(*arguments: str, **options: Any) -> Result:
+def invoke(*arguments, **options):
     return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
 
 
@@ -129,7 +127,7 @@ def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path, monk
     assert f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
 
 
-def lines(path: Path, steps: int = 10, **values: float) -> str:
+def lines(path, steps=10, **values):
     """A log in which each value falls as 1 / step."""
     told = ({name: value / n for name, value in values.items()} for n in range(1, steps + 1))
     path.write_text("".join(f"Global step {n}: {figures}\n" for n, figures in enumerate(told, 1)))
@@ -184,11 +182,11 @@ def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path):
 LOSSES_BY_STEP = {2 * n: 6 / n for n in range(1, 9)}
 
 
-def objects(step: str = "step", name: str = "loss", **more: Any) -> list[dict[str, Any]]:
+def objects(step="step", name="loss", **more):
     return [{step: at, name: loss} | more for at, loss in LOSSES_BY_STEP.items()]
 
 
-def trackio(path: Path, rows: list[tuple[str, int, object]], table: str = "metrics") -> None:
+def trackio(path, rows, table="metrics"):
     """A database as trackio 0.43 makes it: metrics as blobs of JSON, NaN as a text."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute(
@@ -273,13 +271,13 @@ def test_unequal_numbering_is_not_checked_and_never_wrong(tmp_path):
     assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "NOT CHECKED")
 
 
-def log_of(tmp_path: Path, text: str | bytes, metric: str | None = None) -> TrainLog:
+def log_of(tmp_path, text, metric=None):
     path = tmp_path / "train.log"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_log(str(path), metric)
 
 
-def points(series: Series) -> dict[int, float]:
+def points(series):
     assert list(series.points) == sorted(series.points)
     return series.points
 
@@ -340,7 +338,7 @@ def test_what_is_no_file_is_a_usage_error(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_is_said_to_be_unreadable(tmp_path, monkeypatch):
-    def refuse(name: str):
+    def refuse(name):
         raise PermissionError(13, "Permission denied", name)
 
     monkeypatch.setattr("os.listdir", refuse)
@@ -370,7 +368,7 @@ def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text, run, tmp_path):
 PAIRS = cases_of("log_pairs")
 
 
-def compared_pair(lines: list[str]) -> list[str]:
+def compared_pair(lines):
     """What the comparison of the logs says that lines of `log_pairs.test` write."""
     logs, asked = {"a": TrainLog("x"), "b": TrainLog("x")}, dict[str, Any]()
     for line in lines:
@@ -405,7 +403,7 @@ def test_a_comparison_says_which_steps_and_metric_decide_and_why(case):
 # ---- OpenRLHF's own decision ----
 
 
-def backends_aligned(a: list[float], b: list[float], threshold: float) -> bool:
+def backends_aligned(a, b, threshold):
     """What the archived compare_backends.py decides from losses between 0 and 100: it drops others.
 
     First values, means and last values are compared, each difference relative to the larger of the two; aligned when the
@@ -450,7 +448,7 @@ def test_options_that_mean_nothing_are_usage_errors(options):
 # ---- do they fall? ----
 
 
-def noise(count: int, scale: float) -> list[float]:
+def noise(count, scale):
     return [scale * (((i * 7919) % 101) / 50 - 1) for i in range(count)]
 
 

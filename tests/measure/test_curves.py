@@ -17,19 +17,18 @@ from actordbg.measure import run_logs
 from actordbg.measure.curve_rules import RULES
 from actordbg.measure.log_lines import read_log
 from actordbg.measure.run_logs import answer
-from actordbg.store.layout import Store
 
 STEPS = 300
 Run = dict[str, np.ndarray]
 
 
-def healthy(seed: int) -> Run:
+def healthy(seed):
     """A GRPO run as TRL logs it, that learns: every figure with its noise, some of it heavy-tailed."""
     rng = np.random.default_rng(seed)
     at = np.arange(STEPS) / STEPS
     learned = 0.6 / (1 + np.exp(-8 * (at - 0.5)))
 
-    def noisy(curve: np.ndarray, noise: float) -> np.ndarray:
+    def noisy(curve, noise):
         return curve + noise * rng.standard_t(4, STEPS)
 
     return {
@@ -50,7 +49,7 @@ def healthy(seed: int) -> Run:
     }
 
 
-def written(folder: Path, run: Run) -> str:
+def written(folder, run):
     """The run as a `trainer_state.json`."""
     history = [{"step": step + 1, **{name: float(run[name][step]) for name in run}} for step in range(len(run["loss"]))]
     path = folder / "trainer_state.json"
@@ -58,7 +57,7 @@ def written(folder: Path, run: Run) -> str:
     return str(path)
 
 
-def judged(folder: Path, run: Run) -> list[str]:
+def judged(folder, run):
     """The rules that a run breaks, each with its step."""
     result = answer([read_log(written(folder, run), every=True)])
     assert result.verdict in ("RIGHT", "WRONG")
@@ -70,13 +69,13 @@ def test_a_healthy_run_breaks_no_rule(tmp_path, seed):
     assert judged(tmp_path, healthy(seed)) == []
 
 
-def ramp(values: np.ndarray, end: float) -> np.ndarray:
+def ramp(values, end):
     """A line from the first values to `end`, with the noise of neighboring steps."""
     noise = np.diff(values, prepend=values[0]) / 2**0.5
     return noise + np.linspace(np.median(values[:20]), end, len(values))
 
 
-def stalls(values: np.ndarray, end: float) -> np.ndarray:
+def stalls(values, end):
     """Rewards and scores of which nothing is learned: they stay where they are."""
     level = values - np.linspace(0, 0.6, len(values))
     return end + 0.1 * (level - np.median(level))
@@ -94,7 +93,7 @@ CHANGES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 CASES = cases_of("curves")
 
 
-def changed(lines: list[str]) -> Run:
+def changed(lines):
     """A healthy run with the changes that lines of `curves.test` say."""
     run = healthy(7)
     for line in lines:
@@ -141,7 +140,7 @@ def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path):
     assert {name for rule in RULES for name in rule.needs} >= {"entropy", "loss scale"}
 
 
-def lint(store: Store, *words: object) -> tuple[int, str]:
+def lint(store, *words):
     result = CliRunner().invoke(app, ["--store", str(store.root), "lint", *map(str, words)])
     return result.exit_code, result.stdout
 

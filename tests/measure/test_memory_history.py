@@ -1,12 +1,8 @@
 """`replay --memory-snapshot`: torch's history of allocations, beside the results. CUDA is a stand-in: there is none here."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from commandline import invoke
@@ -19,16 +15,16 @@ from actordbg.replay.actor_engine import ActorEngine
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def told(monkeypatch):
     """What a stand-in for torch.cuda was told. Its snapshots hold how many there were before."""
     import torch
 
     said = []
 
-    def record(enabled: str | None = "all", **options: Any):
+    def record(enabled="all", **options):
         said.append((enabled, options.get("max_entries")))
 
-    def dump(path: str):
+    def dump(path):
         said.append(Path(path).name)
         Path(path).write_text(str(len(said)))
 
@@ -43,10 +39,10 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(stor
     make_folder(folder)
 
     @contextlib.contextmanager
-    def opened(*arguments: Any, **options: Any) -> Iterator[SimpleNamespace]:
+    def opened(*arguments, **options):
         yield SimpleNamespace(is_collective=False, resolved={"load_s": 0.0}, backward_for=lambda record: False, run=run)
 
-    def run(item: Any, **_: Any) -> Any:
+    def run(item, **_):
         if item.dump_id == "d1":
             raise RuntimeError("CUDA out of memory")
         return SimpleNamespace(apply=lambda undo: None, tensors=None)

@@ -1,7 +1,5 @@
 """Memory over time: a series that leaks a megabyte at each step shows it, and parts from one that does not."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -11,7 +9,6 @@ from dataclasses import replace
 
 import commandline
 import pytest
-from click.testing import Result
 
 from actordbg.base.errors import UsageError
 from actordbg.document.blocks import UNCHECKED, Items, Verdict
@@ -19,22 +16,21 @@ from actordbg.measure import process_memory, watching
 from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
 from actordbg.measure.watched import OfPids
 from actordbg.measure.watching import STEP, Sample, figures, growth_of, read_samples, watch_into
-from actordbg.store.layout import Store
 
 MB = 1_000_000
 
 
-def invoke(store: Store, typed: str, *more: str) -> Result:
+def invoke(store, typed, *more):
     return commandline.invoke(store, "memory", *typed.split(), *more)
 
 
-def sample(step: int | None, uss: int, *, seconds: float | None = None, **values: object) -> Sample:
+def sample(step, uss, *, seconds=None, **values):
     moment = seconds if seconds is not None else float(step or 0)
     made = Sample("2026-01-01T00:00:00.000000Z", moment, "n0", 7, 0, "", 3 * MB + uss, uss, None, step)
     return replace(made, **values)  # type: ignore[arg-type]
 
 
-def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> list[Sample]:
+def series(leak, steps=40, noise=0, base=50 * MB):
     """A process that is loaded before its first step, grows by `leak` at each, and borrows a lot within one."""
     draw = random.Random(0)
     quiet = [sample(step, base + leak * step + draw.randint(0, noise)) for step in range(1, steps + 1)]
@@ -113,7 +109,7 @@ def test_a_process_by_pid_is_watched_until_it_ends(store, tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = iter(range(6))
 
-    def end_after_six(samples: list[Sample]):
+    def end_after_six(samples):
         if next(left, None) is None:
             child.communicate(b"\n")
 

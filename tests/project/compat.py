@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--envs", type=Path, help="where the environments are kept; default: a folder that goes with the run")
     options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as scratch:
-        envs: Path = options.envs or Path(scratch) / "envs"
+        envs = options.envs or Path(scratch) / "envs"
         tried = []
         for pair in options.pairs or PAIRS:
             tried.append(try_pair(*pair.split("+"), envs, Path(scratch) / pair.replace("+", "_")))

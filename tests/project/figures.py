@@ -75,7 +75,7 @@ def dense(source: str) -> dict[str, list[int]]:
     A condition in an f-string is `a if b else c`, `and` or `or`, a fallback (`x or "none"`) too. What a list or a text is multiplied by
     is a condition by its form, or a name or an attribute that holds one; an attribute that is a number needs a name first.
     """
-    found: dict[str, list[int]] = {name: [] for name in DENSE}
+    found = {name: [] for name in DENSE}
     tree = ast.parse(source)
     flags = flags_of(tree)
     for node in ast.walk(tree):
@@ -95,7 +95,7 @@ def dense(source: str) -> dict[str, list[int]]:
 
 def flags_of(tree: ast.Module) -> set[str]:
     """Returns the names that hold a condition somewhere in a file: by what is assigned to them, or by their type."""
-    pairs: list[tuple[ast.expr, ast.expr | None]] = []
+    pairs = []
     flags = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -172,7 +172,7 @@ print(json.dumps({room: sorted(graph.find_modules_directly_imported_by(room) & {
 
 def room_imports(root: Path) -> dict[str, list[str]]:
     """Returns for each room the other rooms that its files import."""
-    imported: dict[str, list[str]] = json.loads(python(root, "-c", IMPORTS, *(f"actordbg.{room}" for room in rooms(root))))
+    imported = json.loads(python(root, "-c", IMPORTS, *(f"actordbg.{room}" for room in rooms(root))))
     return imported
 
 
@@ -259,7 +259,7 @@ def figures(root: Path) -> dict[str, str]:
     } | {f"  {room}": f"{weigh(sorted((root / 'actordbg' / room).rglob('*.py'))).tokens:,}" for room in rooms(root)}
 
 
-def main(roots: list[str]) -> None:
+def main(roots: list[str]):
     """Print the figures of these checkouts side by side."""
     for root in roots:
         if not (Path(root) / "actordbg").is_dir():

@@ -19,7 +19,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tomllib
 
@@ -94,7 +93,7 @@ def definition(folder: Path, place: str) -> ast.AST | None:
     file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     if file is None:
         return None
-    found: ast.AST = ast.parse(file.read_bytes())
+    found = ast.parse(file.read_bytes())
     for part in name.split("."):
         named = [node for node in getattr(found, "body", ()) if part in names(node)]
         if not named:
@@ -141,7 +140,7 @@ def body(node: ast.AST) -> str:
     return ast.unparse(text)
 
 
-def is_text(node: Any) -> bool:
+def is_text(node) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -172,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     known, broken = contracts(), False
     with tempfile.TemporaryDirectory() as scratch:
-        folder: Path = options.keep or Path(scratch)
+        folder = options.keep or Path(scratch)
         for release in options.releases:
             package, _, version = release.partition("==")
             if package not in known:

@@ -130,7 +130,7 @@ def run(checkout: Path) -> Leaves:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment = kept | {"PYTHONPATH": str(checkout), "COLUMNS": "80", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     environment |= {"HOME": str(work), "CUDA_VISIBLE_DEVICES": ""}
-    everything: Leaves = {}
+    everything = {}
     for name, words in steps(PICKLES if PICKLES.is_dir() else store / "dumps", out):
         command = [sys.executable, "-m", "actordbg", "--store", str(store), *words]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -1,7 +1,5 @@
 """Benchmarks do not rot: each runs at toy size, or at least finds everything that it imports. Their figures are judged by nobody here."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib
@@ -13,12 +11,12 @@ from roots import ROOT
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch):
+def importable(monkeypatch):
     """`benchmarks` is a folder of the checkout, and no part of what is installed; also for processes that it starts."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
 
-def bench(name: str):
+def bench(name):
     return importlib.import_module(f"benchmarks.bench_{name}")
 
 
@@ -35,7 +33,7 @@ def test_what_a_benchmark_imports_is_there(path):
                     assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), name.name
 
 
-def recording_and_files(monkeypatch: pytest.MonkeyPatch):
+def recording_and_files(monkeypatch):
     capture = bench("capture")
     monkeypatch.setattr("benchmarks.real_step.SETTLE_SECONDS", 0.1)
     monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.02)
@@ -75,14 +73,14 @@ def test_loading_packs_and_comparing_are_measured(monkeypatch, tmp_path):
     assert lab._compare().ours > 0
 
 
-def commands(monkeypatch: pytest.MonkeyPatch):
+def commands(monkeypatch):
     cli = bench("cli")
     monkeypatch.setattr(cli, "every_command", lambda contents: [("dump ls", None), ("ui", None)])
     rows = cli.run(1, 1, dumps=2)
     assert len(rows) == 4 and all(0 < row.ours < 60 for row in rows)
 
 
-def workers(monkeypatch: pytest.MonkeyPatch):
+def workers(monkeypatch):
     replay = bench("replay")
     with replay._environment():
         rows = [*bench("first").run(1, ("plain",)), replay._overhead(replay.Shape(1, 16, 3))]
@@ -117,7 +115,7 @@ def test_a_row_is_held_against_its_best_day_beyond_twice_its_noise(tmp_path):
         tmp_path / "best.json",
     )
 
-    def told(small: float, large: float) -> list[str]:
+    def told(small, large):
         least = rows.Row("step, ours / off", 1, 1, "s", ratio=small, budget="<= 1.1", within=True)
         most = rows.Row("pickles / dumps", 1, 1, "s", ratio=large, budget=">= 3", within=True)
         aside = rows.Row("without a goal", 1, 1, "s", ratio=small, within=None)

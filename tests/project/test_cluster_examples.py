@@ -1,7 +1,5 @@
 """The examples for containers and Slurm: files that they name are there, and the Slurm script does what it says, with stand-ins."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -37,7 +35,7 @@ def test_the_compose_file_names_files_that_are_there():
         assert (CONTAINERS / one["command"][1].removeprefix("/")).is_file()
 
 
-def stand_ins(folder: Path, **bodies: str) -> dict[str, str]:
+def stand_ins(folder, **bodies):
     """An environment in which these programs are stand-ins that write down how they were called."""
     for name, body in bodies.items():
         (folder / name).write_text(STUB.format(name=name, body=body))
@@ -45,7 +43,7 @@ def stand_ins(folder: Path, **bodies: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_LOG": str(folder / "log"), "ACTORDBG_STORE": "/shared/store"}
 
 
-def bash(script: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def bash(script, environment, *words):
     return subprocess.run(["bash", script, *words], env=environment, capture_output=True, text=True)
 
 
@@ -72,13 +70,13 @@ def test_scripts_are_bash(path):
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
-def slurm(folder: Path, replay: str) -> dict[str, str]:
+def slurm(folder, replay):
     """Slurm, Ray and actordbg as stand-ins; `replay`: what the replay does."""
     own = {"SLURM_JOB_ID": "1042", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
     return stand_ins(folder, **STUBS, actordbg=replay) | own
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -1,7 +1,5 @@
 """Documentation cannot lie: references are up to date, names exist, links lead somewhere, examples run."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -12,7 +10,6 @@ import sys
 from dataclasses import fields
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import docpages
 import packcases
@@ -29,12 +26,12 @@ from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
-from actordbg.config.replay_config import SETTINGS, ReplayConfig
+from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import build_config, load_settings
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.replay import supervise
-from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.launch import launch
 from actordbg.store.places import read_record
 
 BLOCKS = [block for page in docpages.pages() for block in docpages.blocks(page)]
@@ -44,20 +41,20 @@ RUNNABLE = [
 ]  # test_examples makes their store
 
 
-def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[ActordbgError]]:
+def error_classes(root=ActordbgError):
     """The tree that this package defines. Ray derives a class of its own from an actor's error, in whatever process gets it."""
     ours = [child for child in root.__subclasses__() if child.__module__.partition(".")[0] == "actordbg"]
     return [root, *(found for child in ours for found in error_classes(child))]
 
 
-def environment_variables() -> set[str]:
+def environment_variables():
     """Every ACTORDBG_... that the package's code names, and those of the table of settings."""
     text = "".join(path.read_text() for path in (ROOT / "actordbg").rglob("*.py"))
     of_settings = {one.variable for one in SETTINGS.values() if not one.flag_only}
     return set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", text)) | of_settings
 
 
-def command_names() -> list[str]:
+def command_names():
     return [name for name, _ in every_command(CONTENTS)]
 
 
@@ -141,14 +138,14 @@ NOT_RUN = ("doctor", "patch", "unpatch", "memory", "attach")
 """Commands of the page whose command lines are parsed: they need a training installation, or processes to watch."""
 
 
-def counterparts() -> list[str]:
+def counterparts():
     """The command lines of the right column of the page's tables."""
     rows = [line for line in OLD_SCRIPTS.read_text().splitlines() if line.startswith("| ") and "---" not in line]
     cells = [line.strip().strip("|").split(" | ")[-1] for line in rows]
     return [command for cell in cells for command in re.findall(r"`([^`]*\bactordbg [^`]+)`", cell)]
 
 
-def scripted(config: ReplayConfig, group: Group, work: Path) -> Launched:
+def scripted(config, group, work):
     """Start workers with the real loop and journal, whose engine does nothing (`fake_worker`)."""
     (work.parent / "script.json").write_text("{}")
     return launch(config, group, work, "fake_worker")

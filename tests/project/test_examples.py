@@ -1,7 +1,5 @@
 """The store to play with is made by its program, and the tour through it does what its page shows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -52,7 +50,7 @@ def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path):
     (tmp_path / "all.csv").write_text(render_csv([replay([given(i, n) for i, n in enumerate(every)], results)]))
     (tmp_path / "some.csv").write_text(render_csv([replay([given(i, n) for i, n in enumerate(every[:-1])], results[:-1])]))
 
-    def said(*words: str) -> str:
+    def said(*words):
         done = subprocess.run(
             [sys.executable, ROOT / "examples" / "what_fits.py", *words], cwd=tmp_path, capture_output=True, text=True
         )

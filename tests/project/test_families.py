@@ -1,10 +1,7 @@
 """The benchmark of families: small models of configurations, and its program on real workers; its words are those of the page."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from amounts import WHOLE
@@ -22,7 +19,7 @@ from benchmarks.families import FamilyFinding, FamilyFolder, FamilyResult, famil
 PAGE = ROOT / "docs" / "reference" / "families.md"
 
 
-def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
+def cell(index, packing, dtype, **fields):
     settings = {"dtype": dtype, "packing": packing}
     return MatrixCell(index, f"{dtype}, {packing}", settings, "passed", {}, **({"verdict": "match"} | fields))
 

@@ -1,7 +1,5 @@
 """What is relied on in other packages: that the table is true of what is installed, and what is said of a release that differs."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -77,5 +75,5 @@ def test_a_release_is_compared_place_by_place(tmp_path):
     }
 
 
-def _folders(folder: Path) -> tuple[Path, Path]:
+def _folders(folder):
     return folder / "before", folder / "after"

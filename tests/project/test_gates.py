@@ -20,12 +20,12 @@ parsed = cache(ast.parse)
 
 
 @cache
-def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+def calls(tree):
     """Each call, with its function as text."""
     return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def starts_with_our_input(source: str) -> Iterator[int]:
+def starts_with_our_input(source):
     """Yield the lines that start a process without saying what its input is: a prompt there is answered by `yes |`."""
     tree = parsed(source)
     for function, call in calls(tree):
@@ -40,7 +40,7 @@ def starts_with_our_input(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def loads_that_may_ask(source: str) -> Iterator[int]:
+def loads_that_may_ask(source):
     """Yield the lines that load a model, a configuration or a tokenizer and leave it to transformers whether its code runs."""
     tree, decided = parsed(source), set[int]()
     for _, call in calls(tree):
@@ -63,7 +63,7 @@ PARSES = {
 }
 
 
-def parses_json(source: str) -> Iterator[int]:
+def parses_json(source):
     """Yield the lines that parse JSON by themselves: `[],[],[]` becomes 20 times its bytes of objects, in whatever file it is."""
     tree = parsed(source)
     for function, call in calls(tree):
@@ -77,7 +77,7 @@ def parses_json(source: str) -> Iterator[int]:
 REMOVES = {"unlink", "rmtree"}
 
 
-def removes(source: str) -> Iterator[int]:
+def removes(source):
     """Yield the lines that remove a file without `store_files.remove`: another user's link may lead them out of the store."""
     for function, call in calls(parsed(source)):
         name = function.rpartition(".")[2]
@@ -97,14 +97,14 @@ GATES: dict[str, Callable[[str], Iterator[int]]] = {
 @pytest.mark.parametrize("gate", GATES)
 def test_there_is_no_way_around_a_gate(gate):
     allowed = {line.partition("  ")[0] for line in ALLOWED[gate].given}
-    found: dict[str, list[int]] = {}
+    found = {}
     for path in sorted(PRODUCT.rglob("*.py")):
         if lines := list(GATES[gate](path.read_text())):
             found[path.relative_to(PRODUCT).as_posix()] = lines
     assert found.keys() == allowed, {name: lines for name, lines in found.items() if name not in allowed}
 
 
-def clauses_read(source: str) -> Iterator[int]:
+def clauses_read(source):
     """Yield the lines that look into what a finding says: a method of its text, a part of it, a comparison with a text."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

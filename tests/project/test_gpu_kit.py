@@ -1,7 +1,5 @@
 """The GPU kit does not rot: it is made without its wheels, its steps run and fail as they should, its capture runs on a stand-in."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from roots import ROOT, environment
 from benchmarks.gpu import make_kit as making, run_kit as kit
 
 
-def script(text: str) -> tuple[str, ...]:
+def script(text):
     return ("{python}", "-c", text)
 
 

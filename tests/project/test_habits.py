@@ -1,7 +1,5 @@
 """The habits of the house: tests measure no time, commits pass the checks that CI runs, and tests lie where a reader looks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -22,7 +20,7 @@ ELAPSED = r"\b(?:perf_counter|monotonic|process_time|time\.time)(?:_ns)?\(\) - \
 # ---- no test asserts a duration ----
 
 
-def durations_asserted(source: str) -> list[str]:
+def durations_asserted(source):
     """The `assert`s that compare elapsed time, or a name that holds it, also in programs that a test holds as text.
 
     A deadline is not a duration: `assert time.monotonic() < deadline` in a loop that waits says when to give up.
@@ -45,7 +43,7 @@ def test_no_test_asserts_a_duration():
 # ---- what runs before a commit and after a push ----
 
 
-def makefile_rules() -> dict[str, tuple[list[str], str]]:
+def makefile_rules():
     """Prerequisites and recipe of every target."""
     text = (ROOT / "Makefile").read_text()
     found = re.findall(r"^([\w.$()/-]+):(?!=)([^\n]*)\n((?:\t[^\n]*\n)*)", text, re.MULTILINE)
@@ -83,7 +81,7 @@ def test_every_folder_of_tests_is_a_room_of_the_product():
 # ---- the figures ----
 
 
-def weight_limits() -> dict[str, int]:
+def weight_limits():
     """Returns the last row of the table in docs/decisions/weight.md, by the heading of its columns."""
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")]
@@ -114,7 +112,7 @@ def test_no_control_flow_hides_in_expressions():
     assert {name: places for name, places in hidden.items() if any(places.values())} == {}
 
 
-def dense(source: str) -> str:
+def dense(source):
     return "\n".join(" ".join([name, *map(str, sorted(lines))]) for name, lines in figures.dense(source).items() if lines)
 
 

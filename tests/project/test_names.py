@@ -1,7 +1,5 @@
 """One name for one thing: the name of a class stands for one place in the product."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 
@@ -10,7 +8,7 @@ from roots import ROOT
 
 def test_no_two_classes_have_the_same_name():
     """A table is called as what its rows are about."""
-    places: dict[str, list[str]] = defaultdict(list)
+    places = defaultdict(list)
     for path in sorted((ROOT / "actordbg").rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not (

@@ -1,7 +1,5 @@
 """A test that failed is tried once more, alone: what passes then is named, what fails again fails the run, and many are not tried."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -59,6 +57,6 @@ def test_what_cannot_be_or_need_not_be_tried_again_keeps_its_code(tmp_path, left
     assert again.stderr.startswith(told) is (code == 1 and left == "{") and "Traceback" not in again.stderr
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder, *words):
     own = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run([sys.executable, *words], cwd=folder, env=own, capture_output=True, text=True, check=False)

@@ -1,7 +1,5 @@
 """What `pip install actordbg` brings: nothing that could move a training environment's own packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = {"torch", "deepspeed", "transformers", "openrlhf", "flash-attn", "ray", "vllm", "accelerate", "peft"}
 
 
-def names(requirements: list[str]) -> set[str]:
+def names(requirements):
     return {re.split(r"[^A-Za-z0-9_-]", requirement)[0] for requirement in requirements}
 
 
@@ -68,7 +66,7 @@ def test_the_wheel_is_one_package_that_imports_lists_and_checks_in_an_environmen
 
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("ACTORDBG_")}
 
-    def actordbg(*arguments: str) -> str:
+    def actordbg(*arguments):
         command = [str(python.with_name("actordbg")), *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -3,8 +3,6 @@
 The glossary is both the page and the rule: its terms must be used on other pages, and the words that it retires must not be.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path
@@ -24,19 +22,19 @@ WRITTEN = [
 ]  # the log is history
 
 
-def terms() -> dict[str, str]:
+def terms():
     """Each term of the glossary with what is said about it."""
     text = re.sub(r"\n  +", " ", GLOSSARY.read_text())
     return dict(re.findall(r"^- \*\*(.+?)\*\*: (.+)$", text, re.MULTILINE))
 
 
-def retired() -> list[str]:
+def retired():
     """The words and phrases that the glossary retires; one with a condition in brackets is for people to watch."""
     table = GLOSSARY.read_text().partition("## Retired words")[2]
     return [word for word in re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] if not re.search(r"[(\-]", word)]
 
 
-def uses(word: str, text: str) -> list[str]:
+def uses(word, text):
     """The places of a word in prose and tables; code and links' targets may show old names."""
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|^#[^\n]*$", " ", text, flags=re.MULTILINE | re.DOTALL)
     return [text[max(0, m.start() - 40) : m.end() + 40] for m in re.finditer(rf"\b{re.escape(word)}s?\b", text, re.I)]

@@ -13,7 +13,7 @@ RECIPES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", T
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def named(text: str) -> list[str]:
+def named(text):
     """The files and folders of the project in it; NAME stands for what the author adds."""
     return [one for one in re.findall(r"`((?:actordbg|docs|migrations|tests)/[\w./-]*)[^`]*`", text) if "NAME" not in one]
 

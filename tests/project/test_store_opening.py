@@ -3,10 +3,7 @@
 Rooms that read a store call nothing else that opens a file. What they open beside a store is listed here, with the reason.
 """
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 
 from roots import ROOT
 
@@ -38,7 +35,7 @@ ALLOWED = {
 """By module what it opens that is not a file of a store."""
 
 
-def openings(source: str) -> Iterator[tuple[int, str]]:
+def openings(source):
     """(line, text) of each call that opens a file, and is not given the descriptor or the path of a safe one."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
@@ -56,7 +53,7 @@ def openings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
 
 
-def found() -> dict[str, list[str]]:
+def found():
     paths = (path for room in ROOMS for path in sorted((ROOT / "actordbg" / room).rglob("*.py")))
     named = ((path.relative_to(ROOT / "actordbg").as_posix(), path.read_text()) for path in paths)
     return {name: calls for name, source in named if (calls := [f"{name}:{line}: {text}" for line, text in openings(source)])}

@@ -1,7 +1,5 @@
 """Faults of public threads: each demonstration finds its fault by one command, and the page's table says what it found."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess
@@ -16,7 +14,7 @@ PAGE = (ROOT / "docs" / "threads.md").read_text()
 NAMES = re.findall(r'"(\w+_\w+)"', re.findall(r"\nTHREADS = \((.*?)\)", (FOLDER / "run.py").read_text(), re.DOTALL)[0])
 
 
-def row_of(name: str) -> str:
+def row_of(name):
     (row,) = (line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line)
     return row
 
@@ -48,5 +46,5 @@ def test_a_fault_is_found_by_one_command_and_gone_without_it(name, tmp_path):
 FIGURE = re.compile(r"\d[\d.e\\-]*")
 
 
-def figures(text: str) -> list[float]:
+def figures(text):
     return [float(number) for number in re.findall(r"by up to ([\d.e-]+) nats", text)]

@@ -1,7 +1,5 @@
 """The threat model names a test in each row, and each test that it names is there."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

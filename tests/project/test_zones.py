@@ -1,10 +1,7 @@
 """The three process zones: what runs in a training job stays light, and what runs at the desk does not load torch."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import Any
 
 import pytest
 import tomllib
@@ -21,7 +18,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
+def filled(tmp_path_factory):
     """A store with two dumps and a finished replay of them, the id of the first dump, and a training's log beside it."""
     store = Store(tmp_path_factory.mktemp("zones") / "store").create()
     (store.root.parent / "train.log").write_text("gpt_loss: 5.78\ngpt_loss: 5.7\ngpt_loss: 5.6\n")
@@ -81,7 +78,7 @@ print("\\n" + json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
+def desk(filled):
     """What each command answers and loads, one after the other in one process: heavy modules are told of the first that loads them."""
     store, dump_id = filled
     meant = {"DUMP": dump_id, "LOG": str(store.root.parent / "train.log")}
@@ -90,7 +87,7 @@ def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
         for name, arguments in DESK_COMMANDS.items()
     }
     said = python(ONE_AFTER_THE_OTHER, environment(), json.dumps(commands))
-    answers: dict[str, dict[str, Any]] = json.loads(said.splitlines()[-1])
+    answers = json.loads(said.splitlines()[-1])
     return answers
 
 

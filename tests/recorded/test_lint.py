@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ LOSS_FACTS = {
 class Step:
     """A step of two ranks and two micro-batches of two rows: tensors, arguments and record fields of each loss, to be changed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         made = torch.Generator().manual_seed(1)
         self.tensors: list[dict[str, Tensor]] = []
         self.facts: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ class Step:
             self.fields.append({"rank": batch % RANKS, "step": 3})
         self.estimate("reinforce_baseline")
 
-    def estimate(self, name: str) -> None:
+    def estimate(self, name):
         """Make advantages, and for OpenRLHF's estimators returns, as OpenRLHF 0.11.2 and TRL 1.16 do."""
         for facts in self.facts:
             facts["advantage.estimator"] = name
@@ -113,7 +113,7 @@ class Step:
             for t in self.tensors:
                 t["advantages"] = (t["advantages"] - tokens.mean()) / tokens.std(correction=0)
 
-    def finish(self, divided_by: float = 1.0) -> None:
+    def finish(self, divided_by=1.0):
         """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio."""
         tokens = sum(int(t["action_mask"].sum()) for t in self.tensors[: RANKS * MICRO]) * divided_by
         for t in self.tensors:
@@ -123,7 +123,7 @@ class Step:
             terms = torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0) * -terms
             t["output.loss"] = terms.where(t["action_mask"], 0.0).sum() / tokens * MICRO * RANKS
 
-    def publish(self, store: Store) -> list[str]:
+    def publish(self, store):
         """Write the forwards of the old log-probs, and the losses; return their paths."""
         paths, made = [], Counter[int]()
         for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
@@ -154,7 +154,7 @@ class Step:
         return paths
 
 
-def of_trl(step: Step, mode: str = "sequence_mask", factor: float = 1.0) -> None:
+def of_trl(step, mode="sequence_mask", factor=1.0):
     """GRPO of TRL: its estimator, and importance weights of its own."""
     step.estimate("grpo-group")
     trl = {
@@ -173,7 +173,7 @@ def of_trl(step: Step, mode: str = "sequence_mask", factor: float = 1.0) -> None
         t["context.term_weights"] = (apart if factor else -apart).exp() * (factor or 1.0)
 
 
-def epochs(step: Step, apart: float = 0.01, at: int = 4) -> None:
+def epochs(step, apart=0.01, at=4):
     """Another epoch over the same rows, after an update."""
     again = [{name: tensor.clone() for name, tensor in t.items()} for t in step.tensors[: RANKS * MICRO]]
     for t in again:
@@ -184,26 +184,26 @@ def epochs(step: Step, apart: float = 0.01, at: int = 4) -> None:
     step.not_scored += len(again)
 
 
-def referred(step: Step, apart: float = 0.0) -> None:
+def referred(step, apart=0.0):
     """The first step, with the log-probs of a reference."""
     step.fields = [fields | {"step": 0} for fields in step.fields]
     for t in step.tensors:
         t["context.base_action_log_probs"] = t["log_probs"] - apart
 
 
-def hashed(step: Step, same: bool = True) -> None:
+def hashed(step, same=True):
     """Hashes of the weights, as each rank held them."""
     step.hashes = ["a" * 64, ("a" if same else "b") * 64]
 
 
-def same_row(step: Step, scored: int) -> None:
+def same_row(step, scored):
     """A row that is trained on twice, and was scored so often before."""
     for name in ("sequences", "attention_mask", "action_mask"):
         step.tensors[1][name][0] = step.tensors[0][name][0]
     step.scored_once = scored == 1
 
 
-def cancelling(step: Step, divided_by: float) -> None:
+def cancelling(step, divided_by):
     """Losses that are too large, in a step whose losses add up to 0."""
     step.finish()
     *others, last = (float(tensors["output.loss"]) for tensors in step.tensors)
@@ -211,7 +211,7 @@ def cancelling(step: Step, divided_by: float) -> None:
     step.finish(divided_by)
 
 
-def penalized(step: Step, settings: dict[str, Any], **done: float | str) -> None:
+def penalized(step, settings, **done):
     """Losses with a KL and an entropy term, after an update. done: what the trainer did: `kl` and `entropy` times, `by` an estimator."""
     chance, tokens = torch.Generator().manual_seed(7), sum(int(t["action_mask"].sum()) for t in step.tensors)
     for t in step.tensors:
@@ -233,19 +233,19 @@ def penalized(step: Step, settings: dict[str, Any], **done: float | str) -> None
         t["output.loss"] += kl[mask].sum() * scale - apart_of_call
 
 
-def swapped(step: Step, name: str) -> None:
+def swapped(step, name):
     """Swap the first rows of two losses."""
     first, second = (tensors[name] for tensors in step.tensors[:2])
     first[0], second[0] = second[0].clone(), first[0].clone()
 
 
-def next_rows(step: Step, name: str, by: int) -> None:
+def next_rows(step, name, by):
     """Roll a tensor by rows, over all losses."""
     for tensors, rows in zip(step.tensors, torch.cat([t[name] for t in step.tensors]).roll(by, 0).split(2), strict=True):
         tensors[name] = rows
 
 
-def unlike_counts(step: Step) -> None:
+def unlike_counts(step):
     """The second rank makes a call less in the second of three steps."""
     of_step = list(zip(step.tensors, step.facts, step.fields, strict=True))
     kept = [[*of_step], of_step[:3], [*of_step]]
@@ -258,7 +258,7 @@ def unlike_counts(step: Step) -> None:
 CASES = cases_of("recorded_faults")
 
 
-def plant(step: Step, lines: Iterable[str]) -> None:
+def plant(step, lines):
     """Plant what lines of `recorded_faults.test` say."""
     for verb, *words in map(str.split, lines):
         if verb in WHOLE_STEPS:
@@ -294,7 +294,7 @@ WHOLE_STEPS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def published(folder: Path, *lines: str) -> tuple[Store, list[str]]:
+def published(folder, *lines):
     """A store with a step of what the lines plant, and the paths of its dumps."""
     step, store = Step(), Store(folder).create()
     plant(step, lines)
@@ -303,8 +303,8 @@ def published(folder: Path, *lines: str) -> tuple[Store, list[str]]:
     return store, step.publish(store)
 
 
-def linted(store: Store, *words: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(invoke(store, "lint", "--json", *words).stdout)
+def linted(store, *words):
+    answer = json.loads(invoke(store, "lint", "--json", *words).stdout)
     return answer
 
 
@@ -477,7 +477,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path):
 
 @pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])
 def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs, judged):
-    def call(role: str, model: str | None, **heads: Any) -> Any:
+    def call(role, model, **heads):
         record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={}, source="capture")
         return SimpleNamespace(
             record=record,

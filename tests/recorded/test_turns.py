@@ -26,30 +26,29 @@ from actordbg.recorded.chat_template import template_answer
 from actordbg.recorded.turns import difference, turns_answer
 from actordbg.records.run_files import read_trajectory
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from actordbg.trainers.openrlhf import told, turn_recording
 
 Ids = list[int]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A byte-level BPE tokenizer with BOS, EOS, roles and a chat template."""
     return build_assets(tmp_path_factory.mktemp("tokenizer"), 1)[0]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model: Path) -> Any:
+def tokenizer(model):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model)
 
 
-def encode(tokenizer: Any, text: str) -> Ids:
+def encode(tokenizer, text):
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def conversation(tokenizer: Any, number: int = 0) -> Trajectory:
+def conversation(tokenizer, number=0):
     """Two turns and feedback between them."""
     given = encode(tokenizer, "<|begin|><|user|>What is the sum of 17, 4?<|end|><|assistant|>")
     said = encode(tokenizer, f"The sum is {number}, I think so.\n") + [tokenizer.eos_token_id]
@@ -62,7 +61,7 @@ def conversation(tokenizer: Any, number: int = 0) -> Trajectory:
     return Trajectory("r", "h", 1, number, when, tokenizer.bos_token_id, tokenizer.eos_token_id, turns, trained, ranges)
 
 
-def stored(store: Store, *trajectories: Trajectory) -> Store:
+def stored(store, *trajectories):
     for each in trajectories:
         path = store.root / "turns" / each.run / each.name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +70,7 @@ def stored(store: Store, *trajectories: Trajectory) -> Store:
     return store
 
 
-def as_rows(store: Store, *rows: Ids, actions: Ids | None = None) -> None:
+def as_rows(store, *rows, actions=None):
     """Publish a dump of the run whose rows are padded on the left. actions: the positions in each row that count as actions."""
     publish(store, 0)
     width = max(map(len, rows))
@@ -124,15 +123,15 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store, mod
 CASES = cases_of("turns")
 
 
-def ids_of(text: str) -> tuple[int, ...]:
+def ids_of(text):
     return tuple(map(ord, text))
 
 
-def judged_lines(store: Store, lines: list[str]) -> list[str]:
+def judged_lines(store, lines):
     """What is said of conversations whose characters are tokens, and of rows. lines: of `turns.test`."""
-    talks: list[dict[str, Any]] = []
-    rows: list[Ids] = []
-    actions: Ids | None = None
+    talks = []
+    rows = []
+    actions = None
     for verb, values in ((line.partition(" ")[0], json.loads(f"[{line.partition(' ')[2]}]")) for line in lines):
         if verb == "conversation":
             talks.append({"turns": []})
@@ -202,7 +201,7 @@ def test_without_recorded_turns_it_says_how_to_record_them(store):
     assert "--turns" in raised.value.hint
 
 
-def with_template(model: Path, folder: Path, template: str | None) -> str:
+def with_template(model, folder, template):
     folder.mkdir()
     for file in model.iterdir():
         if file.name.startswith("tokenizer"):
@@ -266,7 +265,7 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     class AgentExecutorBase:
         """OpenRLHF's."""
 
-        async def execute(self, prompt: str, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+        async def execute(self, prompt, llm_engine, hf_tokenizer):
             raise NotImplementedError
 
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
@@ -278,14 +277,14 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     turn_recording.attach(SimpleNamespace(AgentExecutorBase=AgentExecutorBase))  # type: ignore[arg-type]
 
     class Agent(AgentExecutorBase):
-        async def execute(self, prompt: str, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+        async def execute(self, prompt, llm_engine, hf_tokenizer):
             ids = [1, 2]
             for _ in range(2):
                 ids += (await llm_engine.generate(list(ids), None)).outputs[0].token_ids + [7]
             return {"observation_tokens": ids, "action_ranges": [(2, 4), (5, 7)]} if prompt != "bad" else {}
 
     class Engine:
-        async def generate(self, ids: Ids, params: Any) -> Any:
+        async def generate(self, ids, params):
             return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[len(ids), 5], text="t")])
 
     special = SimpleNamespace(bos_token_id=1, eos_token_id=None)
@@ -310,12 +309,12 @@ def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(store
         """OpenRLHF's."""
 
     class Agent(AgentExecutorBase):
-        async def execute(self, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+        async def execute(self, llm_engine, hf_tokenizer):
             generate = llm_engine.generate.remote if how == "remote" else llm_engine.generate
             assert await generate(prompt_token_ids="a text" if how == "a text" else [1, 2]) is returned
             return {"observation_tokens": [1, 2, 5], "action_ranges": [(2, 3)]}
 
-    async def generate(prompt_token_ids: Any) -> Any:
+    async def generate(prompt_token_ids):
         return returned
 
     generate.remote = generate  # type: ignore[attr-defined]

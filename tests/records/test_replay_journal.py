@@ -36,7 +36,7 @@ def test_a_tail_gives_each_complete_event_once(tmp_path):
 def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(tmp_path, monkeypatch):
     journal, write, room = Journal(tmp_path / "rank0.jsonl"), os.write, 10
 
-    def full(descriptor: int, data: bytes) -> int:
+    def full(descriptor, data):
         nonlocal room
         if not room:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -67,7 +67,7 @@ GOOD = {
 }
 
 
-def end(**fields: object) -> bytes:
+def end(**fields):
     """The good result as a line, but for these fields."""
     return json.dumps(GOOD | fields).encode() + b"\n"
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -86,20 +85,20 @@ def test_bisection_finds_the_least_number():
 class Simulated(Trials):
     """Trials whose endings a function of the case gives."""
 
-    def __init__(self, folder: Path, ends: Callable[[FaultCase], Ending], most: int = 500) -> None:
+    def __init__(self, folder, ends, most=500):
         super().__init__(folder, most=most)
         self._ends, self.run = ends, 0
 
-    def _answer(self, request: Any) -> dict[str, Any]:
+    def _answer(self, request):
         self.run += 1
         return vars(self._ends(self.case))
 
-    def ending(self, case: FaultCase, *, again: bool = False) -> Ending:
+    def ending(self, case, *, again=False):
         self.case = case
         return super().ending(case, again=again)
 
 
-def leaking(case: FaultCase) -> Ending:
+def leaking(case):
     """Row 1 and later are wrong where rows are packed, have token 255 in front of them, and the model has two layers or more."""
     if case.layout == PADDED:
         return Ending(running.RAISED, error_class="ValueError", error="no padding")
@@ -162,7 +161,7 @@ def test_a_host_of_trials_that_ends_at_once_is_said(program, tmp_path, monkeypat
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path):
-    def ends(case: FaultCase) -> Ending:
+    def ends(case):
         few = Ending(running.RAISED, error_class="IndexError", error="row 0 of 4")
         return few if case.tokens < 12 else Ending(running.RETURNED, (1.0,) * len(case.rows))
 
@@ -279,7 +278,7 @@ def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
     ],
 )  # fmt: skip
 def test_a_script_exits_with_1_for_its_own_fault_only(kind, codes, exit_code):
-    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV"}
+    names = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV"}
     exec(_main(replace(CASE, kind=kind, error="SIGSEGV")), names)
     names["endings"] = lambda: codes
     assert names["main"]() == exit_code
@@ -297,10 +296,10 @@ def test_a_script_compares_errors_as_trials_do(raised, shown):
     case = replace(CASE, kind=ERROR, error_class=type(wanted).__name__, error=normalized(str(wanted)))
     lines = [line for line in render(case, "").splitlines() if line.startswith(("PATHS =", "ERROR ="))]
 
-    def attempt() -> None:
+    def attempt():
         raise raised
 
-    names: dict[str, Any] = {"re": re, "attempt": attempt}
+    names = {"re": re, "attempt": attempt}
     exec("\n".join([*lines, templates.MAIN_ERROR]), names)
     with contextlib.nullcontext() if shown else pytest.raises(type(raised)):
         assert names["main"]() == 1
@@ -491,7 +490,7 @@ def test_no_answer_on_a_commands_input_is_consent_to_code(store, tmp_path):
         assert not mark.exists()
 
 
-def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:
+def reduced(fingerprint, case, **more):
     return Reduction("r", "2026", fingerprint, case, "", 1, 1.0, True, True, True, **({"versions": {"torch": "2.13.0"}} | more))
 
 
@@ -500,8 +499,8 @@ def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction
 )
 def test_a_fault_that_rounding_hides_is_not_called_right(dtype, said):
     """A reader whose red replay ran in bf16 takes "in bf16: right" for the contrary of it."""
-    trials: Any = SimpleNamespace(ending=lambda case: Ending(RETURNED, values=(1e-5,)))
-    fingerprint: Any = SimpleNamespace(shown_by=lambda case, ending: False)
+    trials = SimpleNamespace(ending=lambda case: Ending(RETURNED, values=(1e-5,)))
+    fingerprint = SimpleNamespace(shown_by=lambda case, ending: False)
     assert _in_words(fingerprint, replace(CASE, dtype=dtype), trials) == said
 
 

@@ -1,25 +1,20 @@
 """Fixtures of replays: no launcher around, a folder of their own, and scripted workers (`fake_worker`)."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 from roots import SUPPORT
 from supervised import Bench
 
-from actordbg.store.layout import Store
-
 
 @pytest.fixture
-def bench(store: Store) -> Bench:
+def bench(store):
     """Runs scripted replays in a store."""
     return Bench(store)
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def surroundings(monkeypatch, tmp_path):
     """No launcher around, an empty folder, and workers that can import the script's reader."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)

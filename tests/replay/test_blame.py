@@ -1,9 +1,6 @@
 """Who is to blame for a death or a hang, and a hang in words: made-up observations, stacks and logs."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import Any
 
 import pytest
 from casefiles import cases_of
@@ -63,7 +60,7 @@ Current thread 0x00007f02 (most recent call first):
 {LOOP}"""
 
 
-def view(rank: int, slot: int | None = None, **values: Any) -> RankView:
+def view(rank, slot=None, **values):
     doing = None if slot is None else {"slot": slot}
     return RankView(rank, doing=doing, **({"since": 0.0} | values))
 
@@ -71,9 +68,9 @@ def view(rank: int, slot: int | None = None, **values: Any) -> RankView:
 CASES = cases_of("blame")
 
 
-def rank_of(rank: int, line: str) -> RankView:
+def rank_of(rank, line):
     words = dict(word.partition("=")[::2] for word in line.split())
-    numbers: dict[str, Any] = {name: int(text) for name, text in words.items() if text.isdigit()}
+    numbers = {name: int(text) for name, text in words.items() if text.isdigit()}
     state = STOPPED if "stopped" in words else ALIVE
     if "dead" in words:
         state = ZOMBIE if "wait_status" in words else GONE
@@ -96,9 +93,7 @@ def test_who_is_to_blame(name):
     assert found == [int(word) for word in " ".join(CASES[name].expected).split()]
 
 
-def standing(
-    rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, share: int = 1, seq_len: int = 8, state: str = ALIVE
-) -> Standing:
+def standing(rank, text="", *, slot=0, done=0, share=1, seq_len=8, state=ALIVE):
     item = None if slot is None else ReplayInput(f"d{rank}", "", rank, 2, seq_len, seq_len)
     return Standing(view(rank, slot, done=slot is None, state=state), read_stack(text), item, 20.2, share, done)
 

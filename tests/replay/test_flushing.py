@@ -1,19 +1,16 @@
 """What a worker leaves behind comes to the disk in a thread, in an order in which nothing is believed too early."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from supervised import make_spec
 
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import TENSORS, read_events, read_results
-from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput
+from actordbg.records.replay_record import KEPT_BYTES, PASSED
 from actordbg.replay.flushing import UNFLUSHED, flush
 from actordbg.replay.supervise import is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
@@ -25,16 +22,16 @@ class Keeping:
 
     collective, tainted, out_of_step = False, False, ""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
 
-    def open(self) -> dict[str, Any]:
+    def open(self):
         return {}
 
-    def load(self, item: ReplayInput):
+    def load(self, item):
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **_: Any) -> dict[str, Any]:
+    def run(self, item, loaded, *, recorded, **_):
         kept = self.folder / TENSORS / f"{item.dump_id}.safetensors"
         atomic_write(kept, b"1" * 100, flush=False)
         return {"status": PASSED, UNFLUSHED: kept, "extra": {KEPT_BYTES: 100}}
@@ -45,7 +42,7 @@ class Keeping:
 class Disk:
     """What came to the disk, and in what order: which files were flushed whenever the journal was."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, journal: Path):
+    def __init__(self, monkeypatch, journal):
         self.journal, self.flushed, self.early = journal, set[str](), list[str]()
         self.full_for, self.gate = "", threading.Event()
         self.gate.set()
@@ -53,7 +50,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", self.fsync)
         monkeypatch.setattr(os, "fdatasync", self.fdatasync)
 
-    def fsync(self, descriptor: int):
+    def fsync(self, descriptor):
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
         self.gate.wait(60)
         if self.full_for and name.startswith(self.full_for):
@@ -61,7 +58,7 @@ class Disk:
         self._fsync(descriptor)
         self.flushed.add(name)
 
-    def fdatasync(self, descriptor: int):
+    def fdatasync(self, descriptor):
         if self.full_for == "journal":
             raise OSError(errno.EIO, "Input/output error")
         there = {event["dump_id"] for event in read_events(self.journal) if event["event"] == "end"}
@@ -70,12 +67,12 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(tmp_path, monkeypatch):
     return Disk(monkeypatch, tmp_path / "rank0.jsonl")
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Worker:
+def worker(tmp_path):
     order = WorkOrder(1, [0], [[0], [1], [2], [3]], stay=True)
     return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
@@ -124,7 +121,7 @@ def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(wo
 def test_a_result_that_a_full_disk_does_not_take_blames_no_input(worker, tmp_path, monkeypatch, capsys):
     write = worker.journal.write
 
-    def full(event: str, /, **values: Any):
+    def full(event, /, **values):
         if event in ("end", "broken"):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(event, **values)

@@ -1,14 +1,11 @@
 """A colleague's store is read freely. What in it decides what runs is shown, and confirmed; one's own is never asked for."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import norename  # noqa: F401  registers the file system
 import pytest
@@ -66,7 +63,7 @@ def test_going_on_with_anothers_replay_is_confirmed(store, monkeypatch):
     assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
 
 
-def stopped_matrix(store: Store, dumps: tuple[str, ...]):
+def stopped_matrix(store, dumps):
     cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
     matrix = MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None})
     store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
@@ -102,7 +99,7 @@ def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store):
 
 
 @pytest.fixture
-def behind_a_url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def behind_a_url(store, tmp_path, monkeypatch):
     """A replay, a matrix and a training check, each of which can be continued with."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     inputs = publish(store, 1)
@@ -142,7 +139,7 @@ def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command, behind_a
 def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url, store, tmp_path):
     there, back = tmp_path / "bucket" / "replays" / REPLAY / SPEC, Store(tmp_path / "back")
 
-    def is_asked(mine: Store, replay: str) -> bool:
+    def is_asked(mine, replay):
         with pytest.raises((Refused, EnvironmentProblem), match=r"somebody with access to|there is no model") as ended:
             invoke(mine, "replay", "--resume", replay, "--dry-run")
         return ended.type is Refused

@@ -1,10 +1,7 @@
 """What a result keeps of an input's outputs, and what the run recorded of its own against them: figures, reasons, and words."""
 
-from __future__ import annotations
-
 import hashlib
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -24,17 +21,17 @@ ENTROPY = torch.tensor([[9.0, 9.0, 1.0, 2.0, 3.0], [9.0, 9.0, 4.0, 5.0, 6.0]])
 """Of all next tokens, as OpenRLHF returns it: S is 6, and the mask is over the last three."""
 
 
-def dump(**outputs: torch.Tensor) -> Dump:
+def dump(**outputs):
     """A dump of S = 6 with these outputs."""
     record = DumpRecord("d", "r", 0, "2025-06-19T05:26:08.430740Z", batch_size=2, seq_len=6, tokens=12)
     return Dump(record, {f"output.{name}": tensor for name, tensor in outputs.items()})
 
 
-def outcome(**changes: Any) -> ForwardOutcome:
+def outcome(**changes):
     return ForwardOutcome(**({"log_probs": VALUES, "mask": MASK, "forward_s": 1.0, "entropy": ENTROPY[:, 2:]} | changes))
 
 
-def figures(prefix: str, count: int, largest: float, mean: float) -> dict[str, float]:
+def figures(prefix, count, largest, mean):
     return {f"{prefix}_count": count, f"{prefix}_max_abs": largest, f"{prefix}_mean_abs": mean}
 
 

@@ -1,7 +1,5 @@
 """Aligned ranks for real: a deadlock under ZeRO-3 with its verdict."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest
@@ -23,7 +21,7 @@ TIMEOUT_S = 10.0
 def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store, monkeypatch):
     publish(store, 3, length=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    sessions: list[int] = []
+    sessions = []
     config = ReplayConfig(
         nproc=2,
         dtype="fp32",

@@ -1,7 +1,5 @@
 """`actordbg replay` as typed: what it selects, refuses and answers. Nothing here starts a worker except the last test."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,13 +7,10 @@ import sqlite3
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import commandline
 import pytest
 from casefiles import cases_of
-from click.testing import Result
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
@@ -26,7 +21,7 @@ from typer.testing import CliRunner
 from victims import wait_for
 
 from actordbg.api import replaying
-from actordbg.api.desk import Desk, DumpSelection
+from actordbg.api.desk import Desk
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import (
     ActordbgError,
@@ -49,26 +44,25 @@ from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch
 from actordbg.replay.supervise import load_spec, run_replay
-from actordbg.store.layout import Store
 
 callers()
 
 
-def typed(store: Store, *arguments: str) -> Result:
+def typed(store, *arguments):
     return CliRunner().invoke(app, ["--store", str(store.root), *arguments])
 
 
-def invoke(store: Store, *arguments: str) -> Result:
+def invoke(store, *arguments):
     """`actordbg replay`; its error is raised."""
     return commandline.invoke(store, "replay", *arguments)
 
 
-def planned(store: Store, *arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(invoke(store, "--dry-run", "--json", *arguments).stdout)
+def planned(store, *arguments):
+    answer = json.loads(invoke(store, "--dry-run", "--json", *arguments).stdout)
     return answer
 
 
-def written_spec(store: Store) -> ReplaySpec:
+def written_spec(store):
     """A replay of three inputs that has not begun."""
     spec = spec_of(publish(store, 3))
     make_folder(store.replays / spec.replay_id)
@@ -98,7 +92,7 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(st
 
 
 def test_an_interruption_that_left_no_word_is_one(store, monkeypatch):
-    def interrupted(*_: Any, **__: Any):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     spec = written_spec(store)
@@ -158,7 +152,7 @@ def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store, mo
     (recorded, *options), (runs, *told) = BACKENDS[name]
     what, _, value = recorded.partition(" ")
     publish(store, 3, **({"actor": {what: int(value)}} if value.isdigit() else {what: value} if value else {}))
-    ran: list[ReplaySpec] = []
+    ran = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
     result = invoke(store, *" ".join(options).split())
     assert f"{ran[0].config.backend} {ran[0].config.zero_stage}" == runs
@@ -168,9 +162,9 @@ def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store, mo
 
 def test_every_command_that_replays_dumps_runs_the_recorded_backend(store, monkeypatch):
     publish(store, 2, actor={"zero_stage": 2})
-    ran: list[ReplayConfig] = []
+    ran = []
 
-    def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = ""):
+    def stop(desk, name, config, chosen, purpose=""):
         ran.append(config)
         raise NothingToDo(name, hint="")
 
@@ -194,7 +188,7 @@ def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store
 
 
 @pytest.fixture
-def old_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def old_cpu(tmp_path, monkeypatch):
     """The flags of a CPU without fp16, as a file that a test may change."""
     path = tmp_path / "cpuinfo"
     path.write_text("flags\t\t: fpu avx512f\n")
@@ -241,8 +235,8 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store, monkeypatch
 
 def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(store, monkeypatch):
     publish(store, 2, model_name="org/model")
-    ran: list[Any] = []
-    asked: list[str] = []
+    ran = []
+    asked = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
     monkeypatch.setattr("actordbg.api.desk.find_model", lambda model: None)
     monkeypatch.setattr("actordbg.api.desk.require_consent", lambda model: None)

@@ -1,24 +1,19 @@
 """Which rank runs what, under real supervision with scripted workers: lanes, and ranks with different numbers of inputs."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from supervised import Bench, ctrl_c_after, make_spec, statuses
+from supervised import ctrl_c_after, make_spec, statuses
 
 from actordbg.records.journal import read_events, read_results
-from actordbg.replay.supervise import ReplayOutcome
 
 
 class TestLanes:
     """Ranks that run one input together: the first records it, the others say what came out."""
 
-    def run(self, bench: Bench, count: int, script: dict[str, Any], **settings: Any) -> ReplayOutcome:
+    def run(self, bench, count, script, **settings):
         spec = make_spec(count, **{"backend": "deepspeed", "nproc": 2, "align": "same"} | settings)
         return bench.run(spec, {"collective": spec.config.backend != "plain"} | script)
 
-    def lanes(self, outcome: ReplayOutcome) -> dict[str, Any]:
+    def lanes(self, outcome):
         assert read_results(outcome.folder) == outcome.results
         return {dump_id: record.extra.get("lane") for dump_id, record in sorted(outcome.results.items())}
 
@@ -76,7 +71,7 @@ class TestLanes:
 class TestRanksOutOfStep:
     """--align shuffle: nobody fills up for a rank that has an input less. 3 inputs: d0 and d2 for rank 0, d1 for rank 1."""
 
-    def run(self, bench: Bench, count: int, script: dict[str, Any], **settings: Any) -> ReplayOutcome:
+    def run(self, bench, count, script, **settings):
         spec = make_spec(count, **{"backend": "deepspeed", "nproc": 2, "align": "shuffle", "timeout_s": 2.0} | settings)
         return bench.run(spec, {"collective": True} | script)
 

@@ -1,7 +1,5 @@
 """What is started: command lines and environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -136,7 +134,7 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch):
     """Its environment is empty for a moment; a launcher that is ended then would leave it behind."""
     read, asked = processes.environment_of, Counter[int]()
 
-    def at_first_empty(pid: int) -> bytes | None:
+    def at_first_empty(pid):
         asked[pid] += 1
         return b"" if asked[pid] < 3 else read(pid)
 

@@ -1,7 +1,5 @@
 """The plain backend for real: OpenRLHF's Actor with the tiny model, and a real worker."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

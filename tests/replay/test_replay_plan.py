@@ -1,10 +1,7 @@
 """Planning: rows to a work list, which dumps are of one call, and what each rank gets of it. Pure."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -15,7 +12,7 @@ from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.importer import import_paths
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.replay.plan import Plan, make_plan, slots_for
+from actordbg.replay.plan import make_plan, slots_for
 from actordbg.replay.selection import APART, NOT_ON_EVERY_RANK, find_calls
 from actordbg.replay.work_order import WorkOrder
 
@@ -23,29 +20,29 @@ TWO, SHUFFLED = ReplayConfig(nproc=2), ReplayConfig(backend="deepspeed", nproc=2
 TOGETHER = ReplayConfig(backend="deepspeed", zero_stage=3, nproc=2, align="rank")
 
 
-def row(call: int, rank: int = 0, seconds: float | None = None, **values: Any) -> PlannedRow:
+def row(call, rank=0, seconds=None, **values):
     """Call number `call` of a rank; an imported one (without a number) where its time is given."""
-    known: dict[str, Any] = {"call_index": call, "role": "policy"} if seconds is None else {"source": "import"}
+    known = {"call_index": call, "role": "policy"} if seconds is None else {"source": "import"}
     after = 2 * call + 0.01 * rank if seconds is None else seconds
     stamp = (datetime(2025, 6, 19, tzinfo=timezone.utc) + timedelta(seconds=after)).isoformat(timespec="microseconds")
     return PlannedRow(f"c{call}r{rank}", rank=rank, timestamp=stamp.replace("+00:00", "Z"), **known | values)
 
 
-def of_ranks(calls: Any, ranks: int = 2, **values: Any) -> list[PlannedRow]:
+def of_ranks(calls, ranks=2, **values):
     return [row(call, rank, **values) for call in calls for rank in range(ranks)]
 
 
-def timed(calls: int, apart: float, but: Any = None) -> list[PlannedRow]:
+def timed(calls, apart, but=None):
     """Calls without numbers every three seconds, whose second rank is `apart` seconds behind."""
     return [row(call, rank, 3.0 * call + apart * rank) for call in range(calls) for rank in range(2) if (call, rank) != but]
 
 
-def plan_of(rows: list[PlannedRow], config: ReplayConfig = TOGETHER, **options: Any) -> tuple[list[str], Plan]:
+def plan_of(rows, config=TOGETHER, **options):
     plan = make_plan(rows, config, **options)
     return [one.dump_id for one in plan.spec.inputs], plan
 
 
-def ids(rows: list[PlannedRow], config: ReplayConfig = TOGETHER, **options: Any) -> list[str]:
+def ids(rows, config=TOGETHER, **options):
     return plan_of(rows, config, **options)[0]
 
 

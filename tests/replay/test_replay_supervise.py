@@ -20,13 +20,11 @@ from victims import wait_for
 
 from actordbg.base.errors import Conflict, LaunchProblem, MachineFault, StoreProblem
 from actordbg.base.processes import session_members, start_ticks
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import TENSORS, Journal, read_events, read_results
 from actordbg.records.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, using
-from actordbg.replay.launch import Group
 from actordbg.replay.supervise import interruptible, load_spec, run_replay
 
 
@@ -89,7 +87,7 @@ def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench, collec
 
 
 def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(bench, monkeypatch):
-    def full(*_: object):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     spec = make_spec(1)
@@ -215,7 +213,7 @@ def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_t
     assert session_members(worker)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    left: list[list[int]] = []
+    left = []
     outcome = bench.run(spec, {}, on_event=lambda event: left.append(session_members(worker)))
     assert outcome.all_passed and left and not any(left)
 
@@ -226,13 +224,13 @@ class OnePlaceLess(GroupEngine):
     def __init__(self):
         self.asked: Counter[int] = Counter()
 
-    def deals(self, config: ReplayConfig) -> bool:
+    def deals(self, config):
         return True
 
-    def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
+    def groups(self, config, inputs):
         return [range(1), range(1, 2)]
 
-    def ready(self, config: ReplayConfig, group: Group) -> bool:
+    def ready(self, config, group):
         self.asked[group[0]] += 1
         return group[0] == 0 or self.asked[1] == 1
 

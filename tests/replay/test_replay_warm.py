@@ -1,12 +1,8 @@
 """Groups of workers that stay for the next replay: one load for several, and every guarantee of a replay of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from supervised import Bench, fake_launcher, make_spec, statuses
@@ -14,26 +10,23 @@ from supervised import Bench, fake_launcher, make_spec, statuses
 from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import read_events
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Launched
-from actordbg.replay.supervise import ReplayOutcome
-from actordbg.store.layout import Store
 
 
 class WarmBench(Bench):
     """Runs scripted replays one after another over the same warm groups."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store):
         super().__init__(store)
         self.warm = WarmGroups(fake_launcher(self.sessions))
 
-    def run(self, spec: ReplaySpec, script: dict[str, Any] | None = None, **options: Any) -> ReplayOutcome:
+    def run(self, spec, script=None, **options):
         return super().run(spec, script or {}, warm=self.warm, **options)
 
 
 @pytest.fixture
-def bench(store: Store) -> Iterator[WarmBench]:
+def bench(store):
     bench = WarmBench(store)
     yield bench
     bench.warm.close()
@@ -76,7 +69,7 @@ def test_another_key_ends_the_group_unless_it_reopens(bench, reopen, keys, start
 
 
 def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes():
-    def kind(**settings: Any) -> Any:
+    def kind(**settings):
         return reopens(ReplayConfig(**settings))
 
     assert kind(backend="deepspeed", nproc=2, zero_stage=2) == kind(backend="deepspeed", nproc=2, zero_stage=3, dtype="bf16")
@@ -108,7 +101,7 @@ def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(be
 
 
 def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench, monkeypatch):
-    def interrupted(launched: Launched):
+    def interrupted(launched):
         raise KeyboardInterrupt
 
     bench.run(make_spec(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from actordbg.capture.ledger import Identity
 from actordbg.capture.snapshot import Copier
-from actordbg.formats.weight_hashes import STATE_SAMPLED, WeightRecord, step_weights
+from actordbg.formats.weight_hashes import STATE_SAMPLED, step_weights
 from actordbg.steps.adam_update import of_update, unchecked
 
 WHO = Identity("r", 0, 1, "host", 1, "actor0")
@@ -24,19 +23,19 @@ ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def recorded(
-    change: Callable[[Any], None] = lambda optimizer: None,
+    change=lambda optimizer: None,
     *,
-    after: Callable[[Any], None] = lambda optimizer: None,
-    made: Any = torch.optim.AdamW,
-    **settings: Any,
-) -> Any:
+    after=lambda optimizer: None,
+    made=torch.optim.AdamW,
+    **settings,
+):
     """Three steps of an Adam, as the recorder sees their borders; `change` and `after` happen around the last."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40))
     optimizer = made(model.parameters(), **{**ADAM, **settings})
-    records: list[WeightRecord] = []
+    records = []
 
-    def border() -> None:
+    def border():
         taken = step_weights(model, Copier().outputs, hashed=False, optimizer=SimpleNamespace(optimizer=optimizer))
         records.append(taken.record(WHO))
 
@@ -53,17 +52,17 @@ def recorded(
     return SimpleNamespace(states=((records[2], records[3]),), fact=facts.get, micro_batches=())
 
 
-def lose(optimizer: Any) -> None:
+def lose(optimizer):
     for state in optimizer.state.values():
         state["exp_avg"].zero_()
         state["exp_avg_sq"].zero_()
 
 
-def setting(**values: Any) -> Callable[[Any], None]:
+def setting(**values):
     return lambda optimizer: optimizer.param_groups[0].update(values)
 
 
-def push(optimizer: Any) -> None:
+def push(optimizer):
     for parameter in optimizer.param_groups[0]["params"]:
         parameter.data += 1e-4
 
@@ -127,7 +126,7 @@ def test_an_optimizer_of_thousands_of_parameters_is_sampled_within_what_a_record
 @pytest.mark.parametrize("odd", ["meta", "freed", "sparse", "settings", "rate"])
 def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd):
     model = torch.nn.Linear(8, 8)
-    optimizer: Any = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     if odd == "meta":
         model.more = torch.nn.Parameter(torch.empty(3, device="meta"))
         optimizer = torch.optim.Adam(model.parameters())

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,9 +32,7 @@ from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
 
-def figures_of(
-    tmp_path: Path, lost: Callable[[DumpRecord], bool] = lambda record: False, moved: float = 0.0, **wrong: Any
-) -> StepFigures:
+def figures_of(tmp_path, lost=lambda record: False, moved=0.0, **wrong):
     """A recorded step, replayed by the test itself instead of by workers. lost: losses that were not recorded."""
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", **wrong)
     run.write(moved, publishes=lambda record: not lost(record))
@@ -61,9 +58,9 @@ LOSSES: dict[str, Callable[[Any], Any]] = {"negated": lambda terms: -terms, "squ
 CASES = cases_of("steps")
 
 
-def judged_lines(tmp_path: Path, lines: list[str]) -> list[str]:
+def judged_lines(tmp_path, lines):
     """The verdict on a step, and what explains it. lines: of `steps.test`."""
-    wrong: dict[str, Any] = {name: json.loads(value) for name, _, value in (line.partition(" ") for line in lines)}
+    wrong = {name: json.loads(value) for name, _, value in (line.partition(" ") for line in lines)}
     lost, met = LOST[wrong.pop("lost", "nothing")], wrong.pop("weights", {})
     if "loss" in wrong:
         wrong["loss"] = LOSSES[wrong["loss"]]
@@ -133,11 +130,11 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
     ran = []
     figures = figures_of(tmp_path)
 
-    def failing(store: Store, spec: Any, *more: Any, folder: Path, **named: Any) -> Any:
+    def failing(store, spec, *more, folder, **named):
         ran.append(folder.name)
         return SimpleNamespace(results={}, resolved=None, folder=folder)
 
-    def damaged(path: str) -> Any:
+    def damaged(path):
         raise CorruptDump(path)
 
     monkeypatch.setattr(run_step, "run_replay", failing)

@@ -1,7 +1,5 @@
 """A pack gives back exactly what went into it, dump by dump, or a CorruptDump: never other tensors, never a traceback."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -9,7 +7,6 @@ import struct
 import subprocess
 import threading
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import catalogcases
@@ -23,18 +20,17 @@ from plainkit import all_same
 
 from actordbg.base.errors import CorruptDump, NewerFormat, Refused, StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.encoding import compress
 from actordbg.store import pack_build as build, pack_bytes as layout, payload, places
 from actordbg.store.places import Pack
 
 
-def encoded(tensors: dict[str, torch.Tensor], number: int = 0) -> tuple[DumpRecord, bytes]:
+def encoded(tensors, number=0):
     return payload.encode(catalogcases.record(number), tensors)
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory) -> Pack:
+def pack(tmp_path_factory):
     """Three dumps: two that share rows, one with everything odd (without the large tensor)."""
     odd = packcases.odd_tensors()
     del odd["large"]
@@ -88,17 +84,17 @@ def test_ordinary_zstd_lists_checks_and_decompresses_a_pack(pack):
     assert len(done[2]) == sum(block.content for block in index_of(pack).blocks) + foot_of(pack).content
 
 
-def index_of(pack: Pack) -> layout.Index:
+def index_of(pack):
     content = zstandard.ZstdDecompressor().decompress(Path(pack.path).read_bytes()[foot_of(pack).offset :])
     return layout.decode_index(content, foot_of(pack), pack.path)
 
 
-def foot_of(pack: Pack) -> layout.Foot:
+def foot_of(pack):
     data = Path(pack.path).read_bytes()
     return layout.parse_foot(data[-layout.FOOT_BYTES :], len(data), pack.path)
 
 
-def resealed(pack: Pack, change: Callable[[bytearray], object], dumps: int | None = None) -> bytes:
+def resealed(pack, change, dumps=None):
     """The pack's bytes with a change in the content of its index, under right checksums."""
     data, foot = Path(pack.path).read_bytes(), foot_of(pack)
     content = bytearray(zstandard.ZstdDecompressor().decompress(data[foot.offset :]))
@@ -107,19 +103,19 @@ def resealed(pack: Pack, change: Callable[[bytearray], object], dumps: int | Non
     return data[: foot.offset] + index + layout.foot(foot.offset, index, len(content), dumps or foot.dumps)
 
 
-def ids_at(content: bytearray) -> int:
+def ids_at(content):
     """Where the dump ids begin in an index."""
     return 24 + int.from_bytes(content[16:20], "little")
 
 
-def damaged(pack: Pack) -> dict[str, bytes]:
+def damaged(pack):
     data, foot = Path(pack.path).read_bytes(), foot_of(pack)
     bomb = compress(bytes(32 * 2**20), 3)
 
-    def put(at: int, new: bytes) -> bytes:
+    def put(at, new):
         return data[:at] + new + data[at + len(new) :]
 
-    def counted(place: int, value: int) -> bytes:
+    def counted(place, value):
         return resealed(pack, lambda content: content.__setitem__(slice(4 * place, 4 * place + 4), struct.pack("<I", value)))
 
     return {
@@ -216,7 +212,7 @@ def test_a_block_is_decompressed_once_for_many_dumps_and_threads(tmp_path, monke
     made, wrong, real = [], [], layout.decompress
     monkeypatch.setattr(layout, "decompress", lambda *words: made.append(words[2]) or real(*words))
 
-    def read(seed: int) -> None:
+    def read(seed):
         order = random.Random(seed).sample(pack.dump_ids, len(pack.dump_ids))
         wrong.extend(name for name in order if pack.read(name)[1] != expected[name])
 
@@ -250,7 +246,7 @@ def test_an_open_pack_that_is_replaced_is_read_again_and_descriptors_do_not_pile
 def test_a_record_of_another_dump_in_its_place_is_noticed(pack, tmp_path):
     first, second = (dump_id.encode() for dump_id in pack.dump_ids[:2])
 
-    def swap(content: bytearray) -> None:
+    def swap(content):
         content[ids_at(content) :] = content[ids_at(content) :].replace(first + b"\n" + second, second + b"\n" + first)
 
     path = tmp_path / "swapped.pack"
@@ -265,7 +261,7 @@ def test_mutated_packs_never_give_other_tensors(pack, tmp_path):
     right = [pack.read(dump_id) for dump_id in pack.dump_ids]
     whole, path, chance, refused = Path(pack.path).read_bytes(), tmp_path / "mutated.pack", random.Random(0), 0
 
-    def flip(data: bytearray) -> bytearray:
+    def flip(data):
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         return data

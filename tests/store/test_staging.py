@@ -1,7 +1,5 @@
 """A store behind a URL: what comes in and goes out, both sides changed, and a replay that is killed and resumed from there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -11,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import norename
@@ -27,46 +24,45 @@ from actordbg.base.fault import scrub, without_password
 from actordbg.cli.app import app
 from actordbg.cli.options import command_line
 from actordbg.records.journal import rank_journal, read_events
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store
 from actordbg.store.staging import Mirror, Pusher
 
 INPUTS = 8
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     """What is mirrored of a store, by path."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not Path(name).name.startswith(("catalog", "."))}
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch) -> Path:
+def there(tmp_path, monkeypatch):
     """What lies behind a URL."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "bucket"
 
 
 @pytest.fixture
-def url(there: Path) -> str:
+def url(there):
     """A URL of a file system without rename."""
     return f"norename://{there}"
 
 
 @pytest.fixture
-def ours(tmp_path, url: str) -> Mirror:
+def ours(tmp_path, url):
     """A mirror of the URL on one machine."""
     return Mirror(url, tmp_path / "a")
 
 
 @pytest.fixture
-def theirs(tmp_path, url: str) -> Mirror:
+def theirs(tmp_path, url):
     """The same on another one."""
     return Mirror(url, tmp_path / "b")
 
 
 @pytest.fixture
-def built(tmp_path) -> Store:
+def built(tmp_path):
     """A store that has everything, in the folder of `ours`."""
     return storecases.build(tmp_path / "a")
 
@@ -129,7 +125,7 @@ def test_files_that_both_sides_have_are_read_one_at_a_time(monkeypatch, built, o
     ours.push()
     compared, settle, reading = [], Mirror._settle, threading.Lock()
 
-    def alone(self: Mirror, path: str, remote: tuple[int, str]) -> None:
+    def alone(self, path, remote):
         assert reading.acquire(blocking=False), "each is read whole, on both sides"
         time.sleep(0.001)
         settle(self, path, remote)
@@ -189,11 +185,11 @@ def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next
     assert files_of(tmp_path / "b") == whole
 
 
-def moved(*words: str, code: int = 0) -> dict[str, str]:
+def moved(*words, code=0):
     """What `store pull` or `store push` left out."""
     done = CliRunner().invoke(app, ["store", *words, "--json"])
     assert done.exit_code == code, (done.output, done.exception)
-    left: dict[str, str] = json.loads(done.stdout)["skipped"]
+    left = json.loads(done.stdout)["skipped"]
     return left
 
 
@@ -243,12 +239,12 @@ def test_a_pull_takes_the_runs_that_are_named_and_names_all_that_it_leaves_out(t
     (tmp_path / "d" / "noise" / "n-11.json").mkdir(parents=True)
     copy = norename.NoRename.get_file
 
-    def denied(self: norename.NoRename, rpath: str, lpath: str, **options: object) -> None:
+    def denied(self, rpath, lpath, **options):
         if rpath.endswith("n-10.json"):
             raise PermissionError(13, "Permission denied")
         copy(self, rpath, lpath, **options)
 
-    def shut(self: norename.NoRename, path: str, detail: bool = False, **options: object) -> object:
+    def shut(self, path, detail=False, **options):
         if path.endswith("shut"):
             raise PermissionError(13, "Permission denied")
         return listed_there(self, path, detail, **options)
@@ -286,7 +282,7 @@ def test_a_push_names_all_that_it_leaves_out(tmp_path, built, there, url):
 def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, monkeypatch, built):
     make, making = LocalFileSystem.makedirs, threading.Lock()
 
-    def alone(self: LocalFileSystem, path: str, **options: Any) -> None:
+    def alone(self, path, **options):
         assert making.acquire(blocking=False), "another thread makes folders"
         time.sleep(0.001)
         make(self, path, **options)
@@ -312,7 +308,7 @@ Bench(store).run(ReplaySpec.from_json(Path(sys.argv[3]).read_bytes()), {"d3": "h
 """
 
 
-def ends_there(there: Path, spec: ReplaySpec) -> list[str]:
+def ends_there(there, spec):
     journal = rank_journal(there / "replays" / spec.replay_id, 0)
     return [one["dump_id"] for one in read_events(journal) if one["event"] == "end"] if journal.is_file() else []
 
@@ -346,7 +342,7 @@ def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_with
 def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypatch, built, there):
     runner, url = CliRunner(), f"memory://{tmp_path.name}/store"
 
-    def invoke(*words: str) -> str:
+    def invoke(*words):
         done = runner.invoke(app, list(words), catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout

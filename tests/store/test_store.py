@@ -1,13 +1,10 @@
 """The store: every file arrives whole or not at all, and nobody but its owner can read it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from comparecases import write_replay
@@ -50,7 +47,7 @@ def test_files_and_folders_are_private(store):
 
 
 def test_a_write_that_fails_leaves_nothing(store, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     atomic_write(store.root / "x", b"old")
@@ -137,7 +134,7 @@ def test_what_is_no_file_is_refused_at_once_and_named(tmp_path):
 # ---- links ----
 
 
-def elsewhere(store: Store, name: str) -> Path:
+def elsewhere(store, name):
     """Move a folder of the store to another disk, with a link in its place; return the link."""
     link, disk = store.root / name, store.root.parent / "disk"
     make_folder(link)

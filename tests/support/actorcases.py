@@ -29,8 +29,8 @@ def make_dump(
     actions: int = 8,
     vocab: int = VOCAB,
     arguments: dict[str, Any] | None = None,
-    **record: Any,
-) -> Any:
+    **record,
+):
     """A captured call of three rows padded on both sides; `actions` 0 for none; further fields of its record by name."""
     import torch
 
@@ -74,7 +74,7 @@ def adapter(cache: Path) -> dict[str, Any]:
     given = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
     get_peft_model(model, given).save_pretrained(cache / "adapter")
     dumps = [make_dump(actor={"lora_adapters": names}) for names in (["default"], [])]
-    found: list[list[Any]] = []
+    found = []
     for truth in (None, "fp32"):
         asked = ReplayConfig(model=str(cache / "adapter"), truth=truth, dtype="fp32", keep_gradients=True)
         with open_actor(asked, defaults=dumps[0].record, model_cache=cache) as session:
@@ -93,12 +93,12 @@ def adapter(cache: Path) -> dict[str, Any]:
 ROLES = ("policy", "reference")
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(one, other) -> float:
     """The largest difference of two outcomes' log-probs."""
     return float((one.log_probs - other.log_probs)[one.mask].abs().max())
 
 
-def numbers(outcome: Any) -> dict[str, Any]:
+def numbers(outcome) -> dict[str, Any]:
     """An outcome as plain data: log-probs where the mask is set (the others are not replayed values), loss, norm."""
     chosen = outcome.log_probs.where(outcome.mask, 0.0)
     return {
@@ -109,11 +109,11 @@ def numbers(outcome: Any) -> dict[str, Any]:
     }
 
 
-def failing(session: Any) -> str:
+def failing(session) -> str:
     """The error of a call in whose forward a layer raises."""
     import torch
 
-    def raising(*_: Any) -> None:
+    def raising(*_):
         raise ValueError("in the forward")
 
     layer = next(module for module in session.actor.modules() if isinstance(module, torch.nn.Linear))
@@ -163,7 +163,7 @@ def run_scenario(
     return [json.loads(text.splitlines()[-1]) for text in texts[::2]]
 
 
-def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None) -> None:
+def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None):
     names, cache = arguments
     found = {name: (scenarios or globals())[name](Path(cache)) for name in names.split(",")}
     print("\n" + json.dumps(found if "," in names else found[names]), flush=True)

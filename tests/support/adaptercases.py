@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
 
 
-def record_here(store: Store, **control: Any) -> str:
+def record_here(store: Store, **control) -> str:
     """Switch recording on in this store; its folder."""
     switch = {"format": 2, "enabled": True, "generation": 1, "run": "r", "since": "2026-11-20T12:00:00.000000Z"}
     (store.root / "control.json").write_text(json.dumps(switch | {"with_outputs": True, "free_floor_bytes": 0} | control))
@@ -41,7 +40,7 @@ def truth_of(model: Path, dump: payload.Dump) -> torch.Tensor:
     return truth
 
 
-def small_model(folder: Path) -> Any:
+def small_model(folder: Path):
     """A Llama of 16 tokens, saved."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -42,7 +42,7 @@ def padded_mask(batch: int = 2, seq: int = 12) -> torch.Tensor:
 class TinyActor(torch.nn.Module):
     """An Actor of the newest signature with a real (tiny) model, dropout included, so that random state matters."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         self.model = torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 64))
@@ -80,7 +80,7 @@ class TinyActor(torch.nn.Module):
 class Output(dict):
     """As transformers' ModelOutput: a dict with attributes."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values):
         super().__init__(values)
         self.__dict__.update(values)
 
@@ -91,13 +91,13 @@ class Empty(torch.nn.Module):
 
 def actor_with(parameters: str) -> type:
     """An actor that computes nothing, whose forward has these parameters behind `self`."""
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(
         f"class Actor(Empty):\n    def forward(self, sequences, {parameters}):\n        return sequences.float()",
         globals(),
         scope,
     )
-    made: type = scope["Actor"]
+    made = scope["Actor"]
     return made
 
 
@@ -128,11 +128,11 @@ ForkWithVisualInputs = actor_with(
 class RememberingWriter(Writer):
     """A writer that knows all ledgers it ever watched. Guarantees: it forgets them as a real one does."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.met: list[Ledger] = []
 
-    def watch(self, ledger: Ledger) -> None:
+    def watch(self, ledger: Ledger):
         if ledger not in self.met:
             self.met.append(ledger)
         super().watch(ledger)
@@ -147,8 +147,8 @@ class Recording:
         *,
         capacity: int = 2**26,
         copier: Copier | None = None,
-        **limits: Any,
-    ) -> None:
+        **limits,
+    ):
         self.store = store
         self.generation = 0
         self.set(**limits)
@@ -184,7 +184,7 @@ class Recording:
         (dump,) = self.dumps()
         return dump
 
-    def set(self, *, enabled: bool = True, run: str = "r", **limits: Any) -> None:
+    def set(self, *, enabled: bool = True, run: str = "r", **limits):
         """Replace the switch; the recorder looks at once."""
         self.generation += 1
         limits.setdefault("free_floor_bytes", 0)
@@ -192,7 +192,7 @@ class Recording:
         if hasattr(self, "slot"):
             self.recorder.look()
 
-    def forward(self, actor: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, actor, *args, **kwargs):
         """`actor.forward(...)`, hooked."""
         return wrap(type(actor).forward, self.slot)(actor, *args, **kwargs)
 
@@ -218,7 +218,7 @@ class ActorAdapter:
         return Rows(actor, call["sequences"], call.get("attention_mask"), call.get("action_mask"), temperature, entropy)
 
     @staticmethod
-    def result(output: Any) -> Scores:
+    def result(output) -> Scores:
         return Scores(output[0], getattr(output[1], "entropy", None)) if isinstance(output, tuple) else Scores(output)
 
     seams = (Seam("kit:forward", rows.__func__, result.__func__),)
@@ -234,14 +234,14 @@ def adapted(forward: Callable[..., Any], root: Path, slot: Slot | None = None) -
 class AdaptedRecording(Recording):
     """A Recording whose calls go through an adapter."""
 
-    def forward(self, actor: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, actor, *args, **kwargs):
         made = vars(self).setdefault("made", {})
         if type(actor) not in made:
             made[type(actor)] = adapted(type(actor).forward, self.store.root, self.slot)
         return made[type(actor)](actor, *args, **kwargs)
 
 
-def balanced(ledger: Any) -> bool:
+def balanced(ledger) -> bool:
     """The invariant of the books, with nothing left in the queue."""
     return ledger.pending == 0 and ledger.calls == ledger.captured + sum(ledger.dropped.values()) + sum(
         ledger.sampled_out.values()
@@ -251,7 +251,7 @@ def balanced(ledger: Any) -> bool:
 class StuckStore(Store):
     """A store whose disk hangs until `free` is set. Guarantees: no publication ends before that."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         super().__init__(root)
         self.free = threading.Event()
         self.entered = threading.Event()
@@ -265,7 +265,7 @@ class StuckStore(Store):
 class LaterDevice:
     """A device whose copies happen only when somebody waits for them. Guarantees: `copies` counts those that happened."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.copies = 0
         self.graph = False
         self.lost_after = -1
@@ -279,7 +279,7 @@ class LaterDevice:
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
         pairs = [(host, source) for host, source in pairs]
 
-        def wait() -> None:
+        def wait():
             for host, source in pairs:
                 assert source.is_contiguous() and source.dim() == 1, "a device-side copy would be needed"
                 host.copy_(source)

@@ -25,7 +25,7 @@ class Case(NamedTuple):
 def cases_of(name: str) -> dict[str, Case]:
     """Returns the cases of a file by their names, in order."""
     _, *parts = ("\n" + (FOLDER / f"{name}.test").read_text(encoding="utf-8")).split("\ncase ")
-    found: dict[str, Case] = {}
+    found = {}
     for part in parts:
         title, _, body = part.partition("\n")
         given, line, expected = f"{body}\n".partition("----\n")

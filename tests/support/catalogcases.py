@@ -30,7 +30,7 @@ START = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
 DERIVED = ("caller", "replay", "result", "comparison", "comparison_run", "damaged_file")
 
 
-def record(index: int, **changes: Any) -> DumpRecord:
+def record(index: int, **changes) -> DumpRecord:
     """The record of call `index` of a run with 4 ranks: one call every 37 ms, lengths from 8 to 39."""
     moment = format_timestamp(START + timedelta(milliseconds=37 * index))
     rank, seq_len = index % 4, 8 + (index * 7) % 32
@@ -52,7 +52,7 @@ def publish(store: Store, described: DumpRecord) -> Path:
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill(store: Store, count: int, **changes: Any) -> list[DumpRecord]:
+def fill(store: Store, count: int, **changes) -> list[DumpRecord]:
     """Publish the first `count` calls and return their records."""
     records = [record(index, **changes) for index in range(count)]
     for described in records:
@@ -74,7 +74,7 @@ def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:
     return header_frame(line.replace(old, new)) + blob[end:]
 
 
-def settle(store: Store) -> None:
+def settle(store: Store):
     """Make every folder look as if it had last changed a minute ago, so that its listing is relied on."""
     past = time.time() - 60
     for folder in (*store.dump_folders(), *store.packs.glob("[!.]*")):
@@ -86,7 +86,7 @@ def input_of(described: DumpRecord, path: str = "-") -> ReplayInput:
     return ReplayInput(described.dump_id, path, described.rank, described.batch_size, described.seq_len, described.tokens)
 
 
-def spec(replay_id: str, records: list[DumpRecord], **config: Any) -> ReplaySpec:
+def spec(replay_id: str, records: list[DumpRecord], **config) -> ReplaySpec:
     """A replay of these dumps."""
     created = f"2025-07-01T00:00:{len(replay_id) % 60:02d}.000000Z"
     return ReplaySpec(
@@ -102,13 +102,13 @@ def write_spec(store: Store, described: ReplaySpec) -> Path:
     return folder
 
 
-def result(replay_id: str, dump_id: str, status: str = "passed", **values: Any) -> ResultRecord:
+def result(replay_id: str, dump_id: str, status: str = "passed", **values) -> ResultRecord:
     """A result that finished at 01:00 unless said otherwise."""
     values.setdefault("finished_at", "2025-07-01T01:00:00.000000Z")
     return ResultRecord(replay_id, dump_id, status, **values)
 
 
-def append(journal: Path, *events: dict[str, Any] | ResultRecord) -> None:
+def append(journal: Path, *events: dict[str, Any] | ResultRecord):
     """Append events to a journal as a worker does."""
     with journal.open("a") as file:
         for event in events:
@@ -126,7 +126,7 @@ def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
 
 def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
     """Every derived row, without the numbers of rows, in whatever order an upgrade left the columns."""
-    tables: dict[str, list[tuple[object, ...]]] = {"dump": dump_rows(store, list(DUMP_COLUMNS))}
+    tables = {"dump": dump_rows(store, list(DUMP_COLUMNS))}
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         for table in DERIVED:
             names = sorted(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))

@@ -36,13 +36,13 @@ Arrays = list[Any]
 """Log-probs of each dump."""
 
 
-def sampled(model: Any, seed: int) -> Any:
+def sampled(model, seed: int):
     """A call of four rows, padded on both sides, whose answers the model sampled with top-p 0.9."""
     dump = dump_of("both", rows=4, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
     rows, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
     prompts = torch.stack([ids[real][:16] for ids, real in zip(rows, masks, strict=True)])
-    settings: dict[str, Any] = {"do_sample": True, "top_p": 0.9, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    settings = {"do_sample": True, "top_p": 0.9, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
     made = model.generate(prompts, max_new_tokens=int(masks.sum(-1).max()) - 16, **settings)
     for ids, real, row in zip(rows, masks, made, strict=True):
         ids[real] = row[: int(real.sum())]
@@ -58,7 +58,7 @@ class Bench:
     cache: Path
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         from transformers import AutoModelForCausalLM
 
         self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
@@ -72,11 +72,11 @@ class Bench:
         self.healthy = [self.values(self.ran(through=None, truth=self.dtype)), self.values(self.run(self.session))]
         self.weights: dict[str, Arrays] = {}
 
-    def open(self, **settings: Any) -> Any:
-        given: dict[str, Any] = {"model": self.model, "dtype": self.dtype, "through": "rows"} | settings
+    def open(self, **settings):
+        given = {"model": self.model, "dtype": self.dtype, "through": "rows"} | settings
         return self.opened.enter_context(open_actor(ReplayConfig(**given), model_cache=self.cache))
 
-    def run(self, session: Any) -> list[Any]:
+    def run(self, session) -> list[Any]:
         return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
 
     def examined(self) -> list[Any]:
@@ -86,7 +86,7 @@ class Bench:
             self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, asked=True))
         return outcomes
 
-    def ran(self, plant: Callable[[Any], Any] | None = None, **settings: Any) -> list[Any]:
+    def ran(self, plant: Callable[[Any], Any] | None = None, **settings) -> list[Any]:
         """What a replay gives, in which something may be planted. With settings, it is another one."""
         session = self.open(**settings) if settings else self.session
         with plant(session.model) if plant else contextlib.nullcontext():
@@ -125,13 +125,13 @@ class Bench:
         with torch.no_grad():
             return [self._logits(dump) for dump in self.dumps]
 
-    def _logits(self, dump: Any) -> Any:
+    def _logits(self, dump):
         real = dump.tensors["attention_mask"]
         positions = (real.cumsum(-1) - 1).clamp(min=0)
         logits = self.plain(dump.tensors["sequences"], attention_mask=real, position_ids=positions).logits
         return logits[:, -1 - dump.tensors["action_mask"].shape[1] : -1]
 
-    def warped(self, warper: Any) -> Arrays:
+    def warped(self, warper) -> Arrays:
         """Healthy log-probs, and what one of transformers' samplers makes of a distribution."""
         return self.moved(
             lambda dump, logits: torch.stack(
@@ -152,7 +152,7 @@ class Bench:
     def called(self, seen: Callable[[Any, Any], Any], places: Callable[[Any], Any], together: bool = False) -> Arrays:
         """Healthy log-probs, and what another call makes of them: another mask, other positions, all rows in one."""
 
-        def change(dump: Any, logits: Any) -> Any:
+        def change(dump, logits):
             real, ids = dump.tensors["attention_mask"].bool(), dump.tensors["sequences"]
             given = ids, seen(real, dump.tensors["action_mask"]).long(), places(real)
             if together:
@@ -173,7 +173,7 @@ def every(kind: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any],
     """Change an attribute of all modules of a kind."""
 
     @contextlib.contextmanager
-    def plant(model: Any) -> Any:
+    def plant(model):
         with contextlib.ExitStack() as undo:
             for module in model.modules():
                 if kind in type(module).__name__:
@@ -184,8 +184,8 @@ def every(kind: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any],
 
 
 @contextlib.contextmanager
-def head_in_bf16(model: Any) -> Any:
-    def narrow(module: Any, inputs: Any, output: Any) -> Any:
+def head_in_bf16(model):
+    def narrow(module, inputs, output):
         return torch.nn.functional.linear(inputs[0].bfloat16(), module.weight.bfloat16()).to(output.dtype)
 
     head = getattr(model.lm_head, "base_layer", model.lm_head)  # a head's adapter is added to what it returns
@@ -195,7 +195,7 @@ def head_in_bf16(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def logits_in_bf16(model: Any) -> Any:
+def logits_in_bf16(model):
     hook = model.lm_head.register_forward_hook(lambda module, inputs, output: output.bfloat16().to(output.dtype))
     yield
     hook.remove()
@@ -216,7 +216,7 @@ HIDDEN = {"inv_freq in bf16", "head in bf16", "logits in bf16"}
 """Too small to be seen in bf16 on so few tokens, or healthy there."""
 
 
-def named(fitted: FitResult, name: str, amount: float | None, case: Any, beside: int = 0) -> None:
+def named(fitted: FitResult, name: str, amount: float | None, case, beside: int = 0):
     """The cause is the first that is named, within its error, with at most so many others of its kin."""
     names = [each.name for each in fitted.named]
     assert names[:1] == [name] and len(names) <= 1 + beside, (case, name, fitted)
@@ -226,14 +226,14 @@ def named(fitted: FitResult, name: str, amount: float | None, case: Any, beside:
         assert abs(best.amount - amount) <= 5 * (best.error or 0.0) + 2e-5 * abs(amount), (case, name, best.amount, best.error)
 
 
-def in_bf16_numbers(folder: Path) -> None:
+def in_bf16_numbers(folder: Path):
     """Round a checkpoint's weights to bf16, as most checkpoints are, even those trained in fp32."""
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().save_pretrained(folder)
 
 
-def planted(cache: Path) -> None:
+def planted(cache: Path):
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -256,7 +256,7 @@ def planted(cache: Path) -> None:
         arranged(bench, case)
 
 
-def arranged(bench: Bench, case: Any) -> None:
+def arranged(bench: Bench, case):
     """What moves log-probs without a model: a shift, rows that are others', placeholders; and what is nobody's is unknown."""
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
@@ -285,7 +285,7 @@ def arranged(bench: Bench, case: Any) -> None:
     assert found.unknown and not found.named, (case, found)
 
 
-def others(cache: Path) -> None:
+def others(cache: Path):
     """Weights of another step, an adapter that is missing, a window and soft caps that are not applied, an end token not allowed."""
     bench = Bench(str(model_of(cache, "llama")), "fp32", cache)
     ends = [each.log_softmax(-1)[..., 2].exp().double().numpy() for each in bench.logits()]
@@ -305,10 +305,10 @@ def others(cache: Path) -> None:
     without_a_mask_or_a_cap(cache)
 
 
-def without_a_mask_or_a_cap(cache: Path) -> None:
+def without_a_mask_or_a_cap(cache: Path):
     bench = Bench(str(model_of(cache, "gemma2")), "bf16", cache)
 
-    def capless(model: Any) -> Any:
+    def capless(model):
         stack = contextlib.ExitStack()
         stack.enter_context(patch.object(model.config, "final_logit_softcapping", None))
         stack.enter_context(every("Attention", "attn_logit_softcapping", lambda _: None)(model))
@@ -320,7 +320,7 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
     named(bench.explain(bench.values(windowless)), "sliding window", None, "gemma2")
 
 
-def healthy(cache: Path) -> None:
+def healthy(cache: Path):
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
     for number, (family, dtype) in enumerate(first_or_all((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16")))):
         bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
@@ -333,7 +333,7 @@ def recorded(cache: Path) -> dict[str, str]:
     """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
     folders = {"model": model_with(cache, "llama", vocab_size=4096)}
     for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
-        trained: list[Any] = []
+        trained = []
         store = Store(cache / name).create()
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32", temperature=0.7)
@@ -354,14 +354,14 @@ def recorded(cache: Path) -> dict[str, str]:
     return folders
 
 
-def with_adapter(cache: Path, name: str, base: str, **more: Any) -> str:
+def with_adapter(cache: Path, name: str, base: str, **more) -> str:
     """A folder with a random adapter of a model's queries, values and head."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
     modules = ["q_proj", "v_proj", "lm_head"]
-    given: dict[str, Any] = {"r": 4, "lora_alpha": 4, "target_modules": modules, "init_lora_weights": False} | more
+    given = {"r": 4, "lora_alpha": 4, "target_modules": modules, "init_lora_weights": False} | more
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**given)).save_pretrained(cache / name)
     return str(cache / name)
 
@@ -370,7 +370,7 @@ def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
     """Change the scale of the adapters of modules whose name ends with `part`; 0 turns them off, whatever a call turns on."""
 
     @contextlib.contextmanager
-    def plant(model: Any) -> Any:
+    def plant(model):
         layers = [module for name, module in model.named_modules() if name.endswith(part) and hasattr(module, "lora_A")]
         assert layers, part
         for layer in layers:
@@ -382,7 +382,7 @@ def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
     return plant
 
 
-def adapters(cache: Path) -> None:
+def adapters(cache: Path):
     """The adapter of one kind of module, of one module, of all, at another scale; and an adapter that was saved with alpha 0."""
     base = str(model_of(cache, "llama"))
     good = with_adapter(cache, "adapter", base)
@@ -410,9 +410,9 @@ def sides(cache: Path) -> dict[str, str]:
     for parameter in moved.parameters():
         parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.03 * parameter.std()
     moved.save_pretrained(folders["now"])
-    now: dict[str, Any] = {"model": folders["now"], "dtype": "fp32", "through": "rows"}
+    now = {"model": folders["now"], "dtype": "fp32", "through": "rows"}
     before = now | {"model": folders["before"]}
-    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    cases = {
         "updated-cool": (before, before | {"temperature": 0.7}),
         "updated-bf16": (before, before | {"dtype": "bf16", "attn": "sdpa"}),
         "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
@@ -424,7 +424,7 @@ def sides(cache: Path) -> dict[str, str]:
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32")
         given = {"log_probs": now, "old_log_probs": old, "rollout_log_probs": rollout}
-        values: dict[str, list[Any]] = {}
+        values = {}
         for tensor, settings in given.items():
             with open_actor(ReplayConfig(**settings), model_cache=cache) as session:
                 values[tensor] = [session.run(load(store.root / item.path), backward=False).log_probs.float() for item in inputs]

@@ -79,7 +79,7 @@ class Machines:
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes: int, machines: Machines | None = None, **of_each: Any) -> Iterator[Any]:
+def ray_cluster(nodes: int, machines: Machines | None = None, **of_each) -> Iterator[Any]:
     """A head without CPUs and `nodes` nodes; their workers can import the tests' helpers."""
     from ray.cluster_utils import Cluster
 
@@ -105,10 +105,10 @@ class SharedCluster:
     preparation and its commitment, so whoever then needs that CPU waits for ever.
     """
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: Machines):
         self._machines, self._open, self._running = machines, contextlib.ExitStack(), None
 
-    def whole(self) -> Any:
+    def whole(self):
         if self._running is not None and not self._is_whole():
             self.close()
         if self._running is None:
@@ -129,7 +129,7 @@ class SharedCluster:
             time.sleep(0.1)
         return False
 
-    def close(self) -> None:
+    def close(self):
         self._running = None
         self._open.close()
 
@@ -144,7 +144,7 @@ def paused() -> list[tuple[str, int]]:
 
 
 def scripted(
-    store: Store, spec: ReplaySpec, script: dict[str, Any], cluster: Any, order: ClusterOrder | None = None, **options: Any
+    store: Store, spec: ReplaySpec, script: dict[str, Any], cluster, order: ClusterOrder | None = None, **options
 ) -> ReplayOutcome:
     """A replay whose workers do what the script says, on the cluster."""
     asked = order or ClusterOrder(address=cluster.address)
@@ -168,5 +168,5 @@ def on_cluster(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
         engine.close()
 
 
-def fake_on(engine: RayEngine) -> Any:
+def fake_on(engine: RayEngine):
     return lambda config, group, work: engine.launch(config, group, work, "fake_worker")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from actordbg.actor.models import build_tiny
 
@@ -25,7 +24,7 @@ class OwnModel(LlamaForCausalLM):
 AUTO_MAP = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
 
 
-def make(folder: Path, **config: Any) -> tuple[Path, Path]:
+def make(folder: Path, **config) -> tuple[Path, Path]:
     """The folder of such a model, and the file in which it leaves its mark. `config`: what its config.json has besides."""
     build_tiny(folder)
     mark = folder.parent / f"{folder.name}.mark"

@@ -50,7 +50,7 @@ def write_replay(
     status: str = "complete",
     versions: dict[str, str] | None = None,
     command: str = "",
-    **config: Any,
+    **config,
 ) -> str:
     """A finished replay of `inputs`, all passed with `tensors(i)`, unless `change` and `result` say otherwise for the i-th.
 
@@ -92,7 +92,7 @@ def write_replay(
 def publish_golden(store: Store, count: int, outputs: bool = True) -> tuple[list[ReplayInput], list[Tensors]]:
     """`count` dumps with the run's own log-probs and entropies, and the tensors of a replay that got the same."""
     inputs = publish(store, count, length=16, model_dtype="torch.float32", temperature=1.0)
-    made: list[Tensors] = []
+    made = []
     for item in inputs:
         dump = payload.load(store.root / item.path)
         mask = dump.tensors["action_mask"].bool()

@@ -23,7 +23,7 @@ from actordbg.store.layout import Store
 SINCE = "2026-11-20T12:00:00.000000Z"
 
 
-def switch(store: Store, **limits: Any) -> None:
+def switch(store: Store, **limits):
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
 
 
@@ -32,7 +32,7 @@ def counters(store: Store) -> dict[int, dict[str, Any]]:
     return {data["pid"]: data for data in map(read_counters, store.counters.rglob("[!.]*.json"))}
 
 
-def recovered(store: Store, **options: Any) -> list[RingReport]:
+def recovered(store: Store, **options) -> list[RingReport]:
     reports = list(recover(store, find_rings(store), **options))
     assert [report.problem for report in reports] == [None] * len(reports)
     return reports
@@ -40,7 +40,7 @@ def recovered(store: Store, **options: Any) -> list[RingReport]:
 
 def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
     """Every dump of a store, loaded, in order of its calls."""
-    found: dict[int, list[payload.Dump]] = {}
+    found = {}
     for path in store.iter_dumps():
         dump = payload.load(path)
         found.setdefault(dump.record.pid or 0, []).append(dump)
@@ -51,7 +51,7 @@ def closed(data: dict[str, Any]) -> int:
     return int(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()))
 
 
-def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
+def assert_exact(data: dict[str, Any] | None, job: Job):
     """The books of a dead process hold, and they count the calls that it made: see `victims`."""
     if data is None:  # it died before it counted its first call
         assert job.entered == 0 and job.started <= 1

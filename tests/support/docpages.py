@@ -48,7 +48,7 @@ class Block:
     @property
     def commands(self) -> list[Command]:
         """The commands of a console block."""
-        found: list[tuple[str, list[str]]] = []
+        found = []
         for line in self.text.splitlines():
             if found and found[-1][0].endswith("\\") and not found[-1][1]:
                 found[-1] = (found[-1][0][:-1].rstrip() + " " + line.strip().removeprefix("> "), [])
@@ -114,7 +114,7 @@ def invocations(command: str) -> list[list[str]]:
 def _simple_commands(command: str) -> Iterator[list[str]]:
     lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True
-    words: list[str] = []
+    words = []
     skip = False
     for word in lexer:
         if set(word) <= set("();|&"):
@@ -135,7 +135,7 @@ def comparable(line: str) -> list[str]:
     return [word for word in words if not re.search(r"[\d/\\]", word) and re.search(r"[A-Za-z]", word)]
 
 
-def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
+def run_blocks(blocks: Iterable[Block], work: Path, **variables: str):
     """Execute the commands of blocks in `work`, with this checkout's `actordbg`; each has to end well and show what its page shows.
 
     A command that needs no shell runs in this process.
@@ -165,7 +165,7 @@ def _programs(folder: Path) -> str:
     return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def parse(arguments: list[str]) -> None:
+def parse(arguments: list[str]):
     """Parse a command line as `actordbg` would, without running the command."""
     import typer
 

@@ -93,11 +93,11 @@ A, B = Original.make(1), Original.make(2)
 """The dump that is changed, and one of other values."""
 
 
-def frame(plain: bytes, **options: Any) -> bytes:
+def frame(plain: bytes, **options) -> bytes:
     return zstandard.ZstdCompressor(**{"write_checksum": True, "write_content_size": True, **options}).compress(plain)
 
 
-def plain_of(header: Any, data: bytes) -> bytes:
+def plain_of(header, data: bytes) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
@@ -134,7 +134,7 @@ def rle_block(size: int, *, last: bool = False) -> bytes:
     return struct.pack("<I", (size << 3) | 2 | last)[:3] + b"\0"
 
 
-def told(value: Any, path: str, new: str) -> str:
+def told(value, path: str, new: str) -> str:
     """A JSON value as text, with this JSON in the place `path`, whose steps are separated by slashes."""
     inside = value = copy.deepcopy(value)
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("/"))

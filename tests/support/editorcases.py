@@ -65,7 +65,7 @@ class Editor:
     are kept.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1"):
         self._socket = _connected(host, port)
         self._file = self._socket.makefile("rb")
         self._sequence = 0
@@ -76,7 +76,7 @@ class Editor:
         self.ask("configurationDone")
         self._answer(attaching)
 
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, command: str, **arguments) -> dict[str, Any]:
         """Send a request; the body of its answer."""
         return self._answer(self._send(command, **arguments))
 
@@ -100,11 +100,11 @@ class Editor:
         scope = self.ask("scopes", frameId=frame["id"])["scopes"][0]["variablesReference"]
         return {one["name"]: one["value"] for one in self.ask("variables", variablesReference=scope)["variables"]}
 
-    def close(self) -> None:
+    def close(self):
         """Leave, as an editor that is closed."""
         self._socket.close()
 
-    def _send(self, command: str, **arguments: Any) -> int:
+    def _send(self, command: str, **arguments) -> int:
         self._sequence += 1
         body = json.dumps({"seq": self._sequence, "type": "request", "command": command, "arguments": arguments}).encode()
         self._socket.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -127,7 +127,7 @@ class Editor:
         except TimeoutError:
             raise AssertionError(f"the adapter at {self._socket.getpeername()} said nothing for {ANSWERS_S} s") from None
         assert length, "the other end is gone"
-        found: dict[str, Any] = json.loads(self._file.read(length))
+        found = json.loads(self._file.read(length))
         return found
 
 

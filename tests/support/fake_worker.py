@@ -50,7 +50,7 @@ MODEL = {"model_class": "Fake", "num_layers": 1, "vocab_size": 9, "parameters": 
 class ScriptedEngine:
     """An engine that does what `script.json` says. Guarantees: everything but the script is the real worker's."""
 
-    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
+    def __init__(self, folder: Path, spec: ReplaySpec, rank: int):
         self.folder, self.rank = folder, rank
         self.script = json.loads((folder / "script.json").read_text())
         self.collective = bool(self.script.get("collective"))
@@ -75,7 +75,7 @@ class ScriptedEngine:
             raise ValueError("this dump cannot be read")
         return item.path
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **_: Any) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded, *, recorded: bool, **_) -> dict[str, Any]:
         action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
         self._calls += 1
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
@@ -93,10 +93,10 @@ class ScriptedEngine:
         extra = {"laws": self.script["laws"]} if "laws" in self.script else {}
         return {"status": PASSED, "forward_s": self.script.get("forward_s", 0.01), "output_digest": digest, "extra": extra}
 
-    def close(self) -> None:
+    def close(self):
         pass
 
-    def _act(self, action: str) -> None:
+    def _act(self, action: str):
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "break":

@@ -91,7 +91,7 @@ def run(root: Path, limits: dict[str, Any], wanted: list[Any], planned: tuple[Fa
 
 def _complaints(one: Run, wanted: list[Any], planned: tuple[Fault, ...]) -> list[str]:
     """What does not hold of a run."""
-    found: list[str] = []
+    found = []
     if one.raised is not None:
         return [f"raised into the training: {one.raised}"]
     if not same(one.computed, wanted):
@@ -160,7 +160,7 @@ def _published(one: Run) -> list[str]:
 
 def _files(one: Run, planned: tuple[Fault, ...]) -> list[str]:
     """Every file in the store is whole, and there are no others, unless it is removing them that failed."""
-    found: list[str] = []
+    found = []
     removing = callees(planned) & {"os.unlink", "contextlib.suppress"}
     for path in (one.store / "dumps").rglob("*"):
         if path.name.startswith("."):

@@ -77,7 +77,7 @@ class Plan:
 class Session:
     """All runs."""
 
-    def __init__(self, configurations: list[str], only: str, part: str) -> None:
+    def __init__(self, configurations: list[str], only: str, part: str):
         self.part, self.parts = (int(number) for number in part.split("/"))
         self.only = re.compile(only)
         self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or MEMORY))
@@ -90,7 +90,7 @@ class Session:
 
     def trace(self, configuration: str) -> dict[int, int]:
         """Sites of the training without a fault, and how often each is passed at least."""
-        found: dict[int, int] = {}
+        found = {}
         for turn in range(3):
             answer = run(self.root, CONFIGURATIONS[configuration], self.wanted)
             if answer.complaints or answer.warnings:
@@ -99,7 +99,7 @@ class Session:
                 found[site] = min(count, found.get(site, count)) if turn else count
         return found
 
-    def all(self) -> None:
+    def all(self):
         """Every site: in each of its configurations, or in one of them."""
         began = time.monotonic()
         sites = sorted(site for site in set().union(*self.base.values()) if self.only.search(str(faults.sites[site])))
@@ -124,7 +124,7 @@ class Session:
         }))  # fmt: skip
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def each(self, plan: Callable[[tuple[str, ...], bool], Plan], place: int) -> None:
+    def each(self, plan: Callable[[tuple[str, ...], bool], Plan], place: int):
         """All kinds, the first of them by the site's place, in as few runs as the site's passings allow. Where it is passed no more after it failed, once is lasting."""
         kinds = tuple(KINDS)
         for lasting in (False, True):
@@ -154,7 +154,7 @@ class Session:
             self.complain(str(plan), answer.complaints)
         return planned[-1]
 
-    def complain(self, where: str, complaints: list[str]) -> None:
+    def complain(self, where: str, complaints: list[str]):
         self.complaints += 1
         print(json.dumps({"fault": where, "complaints": complaints}), flush=True)
 

@@ -37,7 +37,7 @@ STARTS_IN_S = 25.0
 """On a busy machine a writer process takes longer to start than a training waits at its end; its calls would stay in the ring."""
 
 
-def hasten() -> None:
+def hasten():
     """The recorder's clock runs a few hundred times faster, so that a run takes milliseconds and passes every periodic task."""
     watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.5
     writer.LOOK_SECONDS, writer.IDLE_SECONDS, writer.PUBLISH_SECONDS = 0.001, 0.001, 0.002
@@ -55,7 +55,7 @@ def actor_class() -> type:
     """A new Actor class: a real model with dropout."""
 
     class Actor(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.model = torch.nn.Sequential(torch.nn.Embedding(64, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 64))
             self.model.global_steps = 0  # as an engine has: so the weights of each step are recorded too
@@ -80,13 +80,13 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
     actor = cls()
     ids = torch.arange(6 * 40).view(6, 40) * 7919 % 50_000
     mask = torch.ones(2, 12, dtype=torch.int64)
-    seen: list[Any] = []
+    seen = []
 
-    def look(rows: torch.Tensor, **more: Any) -> None:
+    def look(rows: torch.Tensor, **more):
         with torch.no_grad():
             seen.append(call(actor, rows, **more))
 
-    def learn(rows: torch.Tensor, **more: Any) -> None:
+    def learn(rows: torch.Tensor, **more):
         actor.zero_grad()
         output = call(actor, rows, **more)
         output.square().mean().backward()
@@ -131,18 +131,18 @@ def closed(books: Ledger) -> bool:
 class Log(logging.Handler):
     """What the recorder says. Guarantees: keeps every warning, with the kind of trouble that it is about."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.said: list[tuple[str, str]] = []
         self._about = threading.local()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record: logging.LogRecord):
         self.said.append((getattr(self._about, "kind", ""), record.getMessage()))
 
-    def listen(self, said: watch.Notices) -> None:
+    def listen(self, said: watch.Notices):
         warn = said.warn
 
-        def noted(kind: str, message: str) -> None:
+        def noted(kind: str, message: str):
             self._about.kind = kind
             warn(kind, message)
 
@@ -173,7 +173,7 @@ class Run:
     def recorder(self) -> recorder.Recorder | None:
         return next((slot.recorder for slot in hook._slots.values()), None)
 
-    def prepare(self) -> None:
+    def prepare(self):
         self.store.mkdir()
         (self.store / "FORMAT").write_text('{"format": 1}\n')
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
@@ -183,20 +183,20 @@ class Run:
             for number, (on, run) in enumerate([(True, "r"), (False, "r"), (True, "r2")], 1)
         }
 
-    def write_switch(self, on: bool, run: str) -> None:
+    def write_switch(self, on: bool, run: str):
         self._generation += 1
         temporary = self.store / "control.new"
         temporary.write_text(self._texts[on, run])
         temporary.replace(self.store / "control.json")
 
-    def switch(self, on: bool, run: str) -> None:
+    def switch(self, on: bool, run: str):
         """Flip the switch, and wait for a while until the recorder has seen it; it may be too broken for that."""
         self.write_switch(on, run)
         until = time.monotonic() + self.patience
         while time.monotonic() < until and not self._follows(on):
             time.sleep(0.001)
 
-    def call(self, actor: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, actor, *args, **kwargs):
         """One call of the actor; counts it, if it is made while recording is on."""
         found = self.recorder
         if found is None:
@@ -217,7 +217,7 @@ class Run:
         found = self.recorder
         return 0 if found is None else found.stray - found._strays_booked + sum(ledger.counts[0] for ledger in self.ledgers)
 
-    def go(self) -> None:
+    def go(self):
         logger = logging.getLogger("actordbg")
         logger.addHandler(self.log)
         hook._slots.clear()
@@ -235,7 +235,7 @@ class Run:
             self.seconds = time.monotonic() - began
             logger.removeHandler(self.log)
 
-    def _install(self, cls: type) -> None:
+    def _install(self, cls: type):
         self.write_switch(True, "r")
         try:
             hook.install(cls, store=str(self.store))
@@ -247,17 +247,17 @@ class Run:
         except Exception:  # noqa: BLE001  # as the trailer does
             hook._slots.clear()
 
-    def _remember(self, of: writer.Writer) -> None:
+    def _remember(self, of: writer.Writer):
         watch = of.watch
 
-        def remembered(books: Ledger) -> None:
+        def remembered(books: Ledger):
             watch(books)
             if books not in self.ledgers:
                 self.ledgers.append(books)
 
         of.watch = remembered  # type: ignore[method-assign]
 
-    def _settle(self) -> None:
+    def _settle(self):
         """Let the threads end. One that could not be told to (the fault is in telling it) continues until its process is gone."""
         found = self.recorder
         threads = [t for t in (found.watch._thread, found.writer._thread) if t is not None] if found is not None else []
@@ -267,7 +267,7 @@ class Run:
         for thread in threads:
             thread.join(0.05 if thread.is_alive() else None)
 
-    def end_threads(self) -> None:
+    def end_threads(self):
         """Now that nothing fails any more: threads of this run must not be there in the next one."""
         hook._at_exit()
         found = self.recorder

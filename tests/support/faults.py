@@ -32,7 +32,6 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 CANNOT_FAIL = {
     "super", "cast", "len", "isinstance", "hasattr", "getattr", "callable", "type", "bool", "is_compiling", "original",
@@ -68,7 +67,7 @@ class Fault:
     passed: int = field(default=0, init=False)
     raised: int = field(default=0, init=False)
 
-    def __call__(self) -> None:
+    def __call__(self):
         self.passed += 1
         if self.passed >= self.nth and (self.lasting or self.raised < len(self.errors)):
             self.raised += 1
@@ -80,7 +79,7 @@ _armed: dict[int, Fault] = {}
 _seen: list[int] = []
 
 
-def instrument(package: str) -> None:
+def instrument(package: str):
     """Load `package` with fault points from now on."""
     sys.meta_path.insert(0, _Finder(package))
 
@@ -100,29 +99,29 @@ def seen() -> dict[int, int]:
     return {number: count for number, count in enumerate(_seen) if count}
 
 
-def forget() -> None:
+def forget():
     """Count from zero again."""
     _seen[:] = [0] * len(sites)
 
 
-def _point(number: int, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _point(number: int, function, /, *args, **kwargs):
     _seen[number] += 1
     if number in _armed:
         _armed[number]()
     return function(*args, **kwargs)
 
 
-def _import(number: int) -> None:
+def _import(number: int):
     _point(number, int)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the package's modules as Python does, and gives them the loader below."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str):
         self._package = package
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path, target=None) -> importlib.machinery.ModuleSpec | None:
         if name != self._package and not name.startswith(f"{self._package}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -134,12 +133,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.machinery.SourceFileLoader):
     """Compiles from the source each time: instrumented code never gets into __pycache__."""
 
-    def get_code(self, fullname: str) -> Any:
+    def get_code(self, fullname: str):
         path = self.get_filename(fullname)
         tree = _Instrument(fullname).visit(ast.parse(self.get_data(path), path))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module):
         setattr(module, _POINT, _point)
         setattr(module, _IMPORT, _import)
         super().exec_module(module)
@@ -148,12 +147,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
 class _Instrument(ast.NodeTransformer):
     """Calls inside of functions; decorators, defaults and annotations are evaluated before anybody records."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str):
         self._module = module
         self._names: list[str] = []
         self._functions = 0
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+    def visit_FunctionDef(self, node: ast.FunctionDef):
         self._names.append(node.name)
         self._functions += 1
         body = [self.visit(one) for one in node.body]
@@ -162,13 +161,13 @@ class _Instrument(ast.NodeTransformer):
         self._names.pop()
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+    def visit_ClassDef(self, node: ast.ClassDef):
         self._names.append(node.name)
         node.body = [self.visit(one) for one in node.body]
         self._names.pop()
         return node
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> Any:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom):
         if not self._functions:
             return node
         number = self._site(node.lineno, "import " + ", ".join(alias.name for alias in node.names))
@@ -177,7 +176,7 @@ class _Instrument(ast.NodeTransformer):
 
     visit_ImportFrom = visit_Import
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call):
         self.generic_visit(node)
         callee = ast.unparse(_original(node.func))
         if not self._functions or callee in CANNOT_FAIL:
@@ -197,7 +196,7 @@ def _original(node: ast.expr) -> ast.expr:
     """For a chained call (`f(x).g()`), the text without the instrumentation of its inner calls."""
 
     class Strip(ast.NodeTransformer):
-        def visit_Call(self, call: ast.Call) -> Any:
+        def visit_Call(self, call: ast.Call):
             self.generic_visit(call)
             if isinstance(call.func, ast.Name) and call.func.id == _POINT:
                 return ast.Call(call.args[1], [], [])

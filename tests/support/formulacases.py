@@ -44,14 +44,14 @@ NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
 IDS = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1))
 
 
-def truth_of(cache: Path, name: str, weights: str, dtype: torch.dtype) -> Any:
+def truth_of(cache: Path, name: str, weights: str, dtype: torch.dtype):
     family, adds, _ = FAMILIES[name]
     config = family_models.FAMILIES[family].config | adds
     path = once(cache / name, lambda folder: family_models._build(folder, dict(config)))
     return truth_model.load(str(path), weights=weights, dtype=dtype, device=torch.device("cpu"))
 
 
-def healthy(cache: Path) -> None:
+def healthy(cache: Path):
     for name, (*_, modules) in FAMILIES.items():
         for weights, dtype in (*DTYPES, *NARROW):
             found = against_formulas(truth_of(cache, name, weights, dtype), IDS)
@@ -59,31 +59,31 @@ def healthy(cache: Path) -> None:
             assert told == (modules, 90, ""), (name, weights, found)
 
 
-def of_norm(model: Any) -> Any:
+def of_norm(model):
     right = model.LlamaRMSNorm.forward
     return patch.object(model.LlamaRMSNorm, "forward", lambda self, values: 1.05 * right(self, values))
 
 
-def of_epsilon(model: Any) -> Any:
-    def forward(self: Any, values: Any) -> Any:
+def of_epsilon(model):
+    def forward(self, values):
         return self.weight * values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 2e-6)
 
     return patch.object(model.LlamaRMSNorm, "forward", forward)
 
 
-def of_cast(model: Any) -> Any:
+def of_cast(model):
     """Leave out the norm's cast to fp32, which a truth in fp32 does not show."""
 
-    def forward(self: Any, values: Any) -> Any:
+    def forward(self, values):
         return self.weight * (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + self.variance_epsilon))
 
     return patch.object(model.LlamaRMSNorm, "forward", forward)
 
 
-def of_rope(model: Any) -> Any:
+def of_rope(model):
     right = model.apply_rotary_pos_emb
 
-    def rotate(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    def rotate(query, key, cos, sin):
         cos, sin = cos.clone(), sin.clone()
         cos[..., -1], sin[..., -1] = 1, 0
         return right(query, key, cos, sin)
@@ -91,47 +91,47 @@ def of_rope(model: Any) -> Any:
     return patch.object(model, "apply_rotary_pos_emb", rotate)
 
 
-def of_scale(model: Any) -> Any:
+def of_scale(model):
     right = model.eager_attention_forward
     return patch.object(
         model, "eager_attention_forward", lambda *given, scaling, **more: right(*given, scaling=1.001 * scaling, **more)
     )
 
 
-def of_groups(model: Any) -> Any:
+def of_groups(model):
     return patch.object(model, "repeat_kv", lambda states, times: states.repeat(1, times, 1, 1))
 
 
-def of_residual(model: Any) -> Any:
+def of_residual(model):
     right = model.LlamaDecoderLayer.forward
     return patch.object(model.LlamaDecoderLayer, "forward", lambda self, h, *a, **more: right(self, h, *a, **more) + 1e-5 * h)
 
 
-def of_product(model: Any) -> Any:
-    def forward(self: Any, values: Any) -> Any:
+def of_product(model):
+    def forward(self, values):
         return self.down_proj(self.gate_proj(values).relu() * self.up_proj(values))
 
     return patch.object(model.LlamaMLP, "forward", forward)
 
 
-def of_positions(model: Any) -> Any:
+def of_positions(model):
     right = model.LlamaRotaryEmbedding.forward
     return patch.object(
         model.LlamaRotaryEmbedding, "forward", lambda self, x, position_ids: right(self, x, position_ids + (position_ids > 60))
     )
 
 
-def of_router(model: Any) -> Any:
+def of_router(model):
     right = model.MixtralTopKRouter.forward
 
-    def forward(self: Any, values: Any) -> Any:
+    def forward(self, values):
         logits, scores, chosen = right(self, values)
         return logits, scores * 1.001, chosen
 
     return patch.object(model.MixtralTopKRouter, "forward", forward)
 
 
-def of_fused_norm(model: Any) -> Any:
+def of_fused_norm(model):
     right = model.Phi3RMSNorm.forward
     return patch.object(model.Phi3RMSNorm, "forward", lambda self, values: 1.001 * right(self, values))
 
@@ -148,7 +148,7 @@ PATCHES = {
 }
 
 
-def patched(cache: Path) -> None:
+def patched(cache: Path):
     from transformers.models.llama import modeling_llama
 
     for weights, dtype in (*DTYPES, *NARROW):

@@ -39,7 +39,7 @@ class Calls:
     before: list[dict[str, Any]] = field(default_factory=list)
     after: list[dict[str, str]] = field(default_factory=list)
 
-    def call(self, name: str, *, training: bool, grad: bool, checkpointing: bool = False, masked: bool = True) -> None:
+    def call(self, name: str, *, training: bool, grad: bool, checkpointing: bool = False, masked: bool = True):
         """One call as a trainer makes it; with gradients also its backward, which draws from the generators, too."""
         self.actor.train(training)
         if checkpointing:
@@ -98,7 +98,7 @@ def dropout(cache: Path) -> dict[str, Any]:
     return {"model": str(cache / "gpt2"), "ids": ids, "drawn": drawn}
 
 
-def sessions(cache: Path) -> None:
+def sessions(cache: Path):
     """Replay a Llama that drops attention weights, padded and packed, in this process: as recorded, and with a seed."""
     model, kinds = _llama(cache), ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",)
     for packed in (False, True):
@@ -113,13 +113,13 @@ def sessions(cache: Path) -> None:
             assert restored == () and fields["golden_max_abs"] > 0.1
 
 
-def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> tuple[tuple[str, ...], Any]:
+def _replayed(model: Path, cache: Path, dump: Dump, **config) -> tuple[tuple[str, ...], Any]:
     with open_actor(ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         return outcome.randomness.restored, against_golden(dump, outcome, own_model=True)
 
 
-def _open(cache: Path, model: Path, **arguments: Any) -> Calls:
+def _open(cache: Path, model: Path, **arguments) -> Calls:
     from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 
     if not install_cpu_support():
@@ -154,7 +154,7 @@ def _llama(cache: Path) -> Path:
     return path
 
 
-def _publish(store: Store, record: Any, tensors: dict[str, Any]) -> str:
+def _publish(store: Store, record, tensors: dict[str, Any]) -> str:
     store.publish_dump(*payload.encode(record, tensors))
     return str(record.dump_id)
 

@@ -65,7 +65,7 @@ def _dump(store: Store, index: int) -> DumpRecord:
     return made
 
 
-def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]) -> None:
+def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]):
     def result(index: int) -> dict[str, Any]:
         if index == 1:
             return {}
@@ -82,7 +82,7 @@ def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]) -> None:
     path.write_text(json.dumps(spec))
 
 
-def _matrix(store: Store, inputs: list[ReplayInput]) -> None:
+def _matrix(store: Store, inputs: list[ReplayInput]):
     cell = MatrixCell(
         0, HOSTILE, {"attn": HOSTILE}, "failed", {"model": HOSTILE}, "evil-01", HOSTILE, {HOSTILE: 1}, HOSTILE, HOSTILE, HOSTILE
     )
@@ -94,7 +94,7 @@ def _matrix(store: Store, inputs: list[ReplayInput]) -> None:
     (store.matrices / "matrix-1.json").write_text(made.to_json())
 
 
-def _counters(store: Store) -> None:
+def _counters(store: Store):
     moment, counts = format_timestamp(START), {"calls": 3, "captured": 1, "queue_bytes": 0, "dropped": {HOSTILE: 2}}
     said = dict.fromkeys(("run", "role", "host", "instance", "last_error"), HOSTILE) | {
         "triggered": {HOSTILE: 1},

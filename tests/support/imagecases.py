@@ -14,7 +14,7 @@ import pytest
 import torch
 from actorcases import apart, main
 from adaptercases import dumps_of, record_here
-from lawcases import laws_of_a_call
+from lawcases import at_the_rerun, laws_of_a_call
 
 from actordbg.actor.family_models import SMALL
 from actordbg.actor.models import once
@@ -52,7 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def model_of(cache: Path, kind: str) -> str:
-    def build(folder: Path) -> None:
+    def build(folder: Path):
         from transformers import AutoConfig, AutoModelForImageTextToText
 
         torch.manual_seed(0)
@@ -83,8 +83,8 @@ def call_of(kind: str) -> dict[str, torch.Tensor]:
 def _given(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], Callable[[], None]]:
     """A fault of the trainer's own path: its Actor changes what it is called with."""
 
-    def plant(session: Any) -> Any:
-        def before(_actor: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def plant(session):
+        def before(_actor, args, kwargs: dict[str, Any]):
             return args, kwargs | change(kwargs)
 
         return session.actor.register_forward_pre_hook(before, with_kwargs=True).remove
@@ -102,17 +102,17 @@ def _swapped(given: dict[str, Any]) -> dict[str, Any]:
     return {"pixel_values": pixels.flip(0) if len(pixels) == 3 else torch.cat((pixels[24:], pixels[8:24], pixels[:8]))}
 
 
-def _flat(session: Any) -> Callable[[], None]:
+def _flat(session) -> Callable[[], None]:
     session.actor.is_vlm = False
     return lambda: setattr(session.actor, "is_vlm", True)
 
 
-def _tower(session: Any) -> Callable[[], None]:
+def _tower(session) -> Callable[[], None]:
     tower = next(module for name, module in session.model.named_modules() if name.endswith(("visual", "vision_tower")))
     dtype = next(tower.parameters()).dtype
     tower.to(torch.bfloat16 if dtype is torch.float32 else torch.float16)
 
-    def cast(_module: Any, _args: Any, output: Any) -> Any:
+    def cast(_module, _args, output):
         for name, value in output.items():
             output[name] = value.to(dtype) if isinstance(value, torch.Tensor) else value
         return output
@@ -159,7 +159,7 @@ def judged(cache: Path) -> str:
         for dtype, limit in (("fp32", 2e-5), ("bf16", 0.1)):
             dump = recorded(cache, kind, dtype)
             assert dump.record.replayable and {*call_of(kind)} == {*dump.inputs}
-            settings: dict[str, Any] = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain"}
+            settings = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain"}
             with open_actor(ReplayConfig(**settings, truth="fp32"), defaults=dump.record, model_cache=cache) as truths:
                 truth = truths.run(dump, backward=False)
             for through in ("rows", "trainer"):
@@ -176,13 +176,13 @@ def judged(cache: Path) -> str:
     return "done"
 
 
-def _faulted(session: Any, kind: str, dump: Dump, truth: Any) -> None:
+def _faulted(session, kind: str, dump: Dump, truth):
     for fault, (plant, said) in FAULTS.items():
         if fault == "turned" and kind == "gemma3":  # it has no grids
             continue
         undo = plant(session)
         outcome = session.run(dump, backward=False)
-        answer = laws_of_a_call(session, dump, outcome)["images"]
+        answer = at_the_rerun(session, dump, outcome)["images"]
         undo()
         if (kind, fault) == ("gemma3", "flat"):  # its positions have one dimension anyway
             said = "called without token_type_ids"

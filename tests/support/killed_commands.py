@@ -73,7 +73,7 @@ class Command:
     adds: bool = False
 
 
-def _loose(store: Store) -> None:
+def _loose(store: Store):
     rows = packcases.samples(2)
     for number in range(4):
         packcases.publish(store, number, packcases.batch(rows, number, 2))
@@ -81,14 +81,14 @@ def _loose(store: Store) -> None:
     refresh(store)
 
 
-def _packed(store: Store) -> None:
+def _packed(store: Store):
     _loose(store)
     packing.pack_dumps(store)
     packcases.publish(store, 8, packcases.batch(packcases.samples(2), 3, 2))
     refresh(store)
 
 
-def _changed(store: Store) -> None:
+def _changed(store: Store):
     """A catalog that knows four dumps; since then a pack, new and vanished dumps, a damaged one and a replay came."""
     catalogcases.fill(store, 6)
     refresh(store)
@@ -102,12 +102,12 @@ def _changed(store: Store) -> None:
     catalogcases.append(folder / "rank0.jsonl", catalogcases.result("20250701T000000-000001", records[0].dump_id, forward_s=0.5))
 
 
-def _without_catalog(store: Store) -> None:
+def _without_catalog(store: Store):
     _changed(store)
     _remove_catalog(store)
 
 
-def _without_a_setting(store: Store) -> None:
+def _without_a_setting(store: Store):
     """A catalog of a version that did not have two of the settings yet: it is made anew."""
     _changed(store)
     refresh(store)
@@ -116,7 +116,7 @@ def _without_a_setting(store: Store) -> None:
             connection.execute(f"ALTER TABLE replay DROP COLUMN {name}")
 
 
-def _dead(store: Store) -> None:
+def _dead(store: Store):
     """The ring of a process that was killed in its fourth call, and two dumps that it had written, indexed."""
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0))
     with tempfile.TemporaryDirectory() as shared, Victims(Path(shared)) as victims:
@@ -138,11 +138,11 @@ def _dead(store: Store) -> None:
     assert len(list(store.iter_dumps())) == 2
 
 
-def _actor(store: Store) -> None:
+def _actor(store: Store):
     written(Path(f"{store.root}.models/actor.py"))
 
 
-def _patched(store: Store) -> None:
+def _patched(store: Store):
     _actor(store)
     _run(store, ["patch", "--target", "ACTOR"])
 
@@ -189,7 +189,7 @@ class Look:
     catalog: Any = None
 
 
-def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
+def look(store: Store, template: Path, rebuilt=None) -> Look:
     """Read everything: the dumps first, then the catalog as `index` leaves it, and (unless known) one that is made from nothing."""
     found = Look(names=_names(store))
     for place in places_of(store):
@@ -266,7 +266,7 @@ def _names(store: Store) -> list[str]:
     return sorted(name for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
 
 
-def _remove_catalog(store: Store) -> None:
+def _remove_catalog(store: Store):
     for path in store.root.glob("catalog.db*"):
         path.unlink()
 
@@ -305,7 +305,7 @@ class Report:
 class Loop:
     """One command, interfered with at one call after the other, on copies of one store."""
 
-    def __init__(self, name: str, work: Path) -> None:
+    def __init__(self, name: str, work: Path):
         self.name, self.command, self.work = name, COMMANDS[name], work
         self.report = Report(name)
         self.seen: dict[str, tuple[str, list[str]]] = {}
@@ -337,7 +337,7 @@ class Loop:
                 self._try(way, at, len(seen.calls))
         return self.report
 
-    def _try(self, way: Way, at: int, calls: int) -> None:
+    def _try(self, way: Way, at: int, calls: int):
         _copy(self.original, self.store)
         end = traced(self._quietly, self._folders(), way, at)
         where = f"{way} {at} of {calls}: {end.calls[at - 1] if at <= len(end.calls) else 'never came to it'}"
@@ -416,7 +416,7 @@ class Loop:
         return found
 
 
-def _copy(store: Store, target: Store) -> None:
+def _copy(store: Store, target: Store):
     """Put a store, and the file that it patches, at another place, instead of what lies there."""
     for end in ("", ".models"):
         shutil.rmtree(f"{target.root}{end}", ignore_errors=True)
@@ -444,7 +444,7 @@ def _differences(found: Look, wanted: Look) -> Iterator[str]:
             yield f"{name} differ: {_difference(getattr(found, name), getattr(wanted, name))}"
 
 
-def _difference(found: Any, wanted: Any) -> str:
+def _difference(found, wanted) -> str:
     if isinstance(found, dict) and isinstance(wanted, dict):
         keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         return "; ".join(f"{key}: {_difference(found.get(key), wanted.get(key))}" for key in keys)[:900]
@@ -453,7 +453,7 @@ def _difference(found: Any, wanted: Any) -> str:
     return f"{found!r:.200} instead of {wanted!r:.200}"
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("commands", nargs="+", choices=["all", *COMMANDS])
     parser.add_argument("--every", type=int, default=1)

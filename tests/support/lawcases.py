@@ -42,19 +42,26 @@ def model_of(cache: Path, family: str) -> Path:
     return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
 
 
-def laws_of_a_call(session: Any, dump: Any, outcome: Any) -> dict[str, LawAnswer]:
+def laws_of_a_call(session, dump, outcome) -> dict[str, LawAnswer]:
     """The laws' answers for a call that was run, by name."""
     return {answer.law: answer for answer in LawRun(session, dump, outcome, backward=False, together=False).run()}
 
 
-def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
+def at_the_rerun(session, dump, outcome) -> dict[str, LawAnswer]:
+    """The answers of the laws that the first step asks, which are those of what a call brings along: images, recorded experts."""
+    run = LawRun(session, dump, outcome, backward=False, together=False)
+    run._rerun()
+    return run.answers
+
+
+def ask(session, dump, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
     outcome = session.run(dump, backward=backward)
     return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together).run()}
 
 
 def of_a_family(
-    cache: Path, family: str, dtype: str, packing: bool, *dumps: Any, backward: bool = False, temperature: float = 1.0
+    cache: Path, family: str, dtype: str, packing: bool, *dumps, backward: bool = False, temperature: float = 1.0
 ) -> list[Any]:
     asked = ReplayConfig(
         model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
@@ -63,7 +70,7 @@ def of_a_family(
         return [ask(session, dump, backward) for dump in dumps]
 
 
-def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 8, seed: int = 0, **record: Any) -> Any:
+def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 8, seed: int = 0, **record):
     """A call with rows padded on the left, on the right or on both sides."""
     dump = make_dump(seed, length=length, actions=0, vocab=VOCAB, **record)
     ids = torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
@@ -80,7 +87,7 @@ def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 
     return Dump(made, tensors)
 
 
-def healthy(cache: Path) -> None:
+def healthy(cache: Path):
     """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law failed."""
     no_rows = dump_of("both", rows=3)
     no_rows.tensors["action_mask"][1] = False
@@ -115,9 +122,9 @@ HEALTHY = first_or_all(
 )
 
 
-def broken(cache: Path) -> None:
+def broken(cache: Path):
     """Plant faults that have to be seen in every dtype, by the laws that they violate."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found = {}
     for name, (family, packing, fault, settings, laws) in FAULTS.items():
         for dtype in ("fp32", "bf16") if name in IN_BOTH and WHOLE else ("bf16",):
             with fault():
@@ -146,7 +153,7 @@ MASKED = {
 }
 
 
-def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]) -> None:
+def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]):
     answers = [LawAnswer.from_dict(one) for one in told]
     (failed,) = violations(answers)
     assert in_words(failed) == "rerun failed: RuntimeError: no kernel"
@@ -164,7 +171,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 
 
-def together(cache: Path) -> None:
+def together(cache: Path):
     """Let two ranks compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
     rank = int(os.environ["RANK"])
     dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
@@ -184,9 +191,9 @@ def together(cache: Path) -> None:
             assert not session.tainted
 
 
-def positions_run_on() -> Any:
-    def make(original: Any) -> Any:
-        def unpad(*args: Any) -> Any:
+def positions_run_on():
+    def make(original):
+        def unpad(*args):
             ids, positions, *others = original(*args)
             return (ids, torch.arange(positions.shape[1])[None], *others)
 
@@ -195,10 +202,10 @@ def positions_run_on() -> Any:
     return patched("unpad_and_slice_tensor", make)
 
 
-def noisy() -> Any:
+def noisy():
     generator = random.Random(0)
 
-    def log_probs(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+    def log_probs(original, logits, labels, **named):
         found = original(logits, labels, **named)
         rows, columns = found.shape
         return found + 0.2 * found.new_tensor([[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)])
@@ -206,11 +213,11 @@ def noisy() -> Any:
     return log_probs_that(log_probs)
 
 
-def log_softmax_in_bf16() -> Any:
+def log_softmax_in_bf16():
     return log_probs_that(lambda original, logits, labels, **named: original(logits.bfloat16(), labels, **named).float())
 
 
-def wrong_temperature() -> Any:
+def wrong_temperature():
     return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.01, labels, **named))
 
 
@@ -227,7 +234,7 @@ def attention_that(change: Callable[..., Any]) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS["sdpa"] = original
 
 
-def rows_leak() -> Any:
+def rows_leak():
     """A hundredth of the first row's values is in every row's attention."""
     return attention_that(
         lambda original, module, query, key, value, *more, **named: original(
@@ -236,39 +243,39 @@ def rows_leak() -> Any:
     )
 
 
-def fails_again() -> Any:
+def fails_again():
     """It raises in every forward but the first."""
 
-    def attend(original: Any, *given: Any, **named: Any) -> Any:
+    def attend(original, *given, **named):
         seen.append(1)
         if len(seen) > 2:  # the input's own forward has two layers
             raise RuntimeError("no kernel\nfor this")
         return original(*given, **named)
 
-    seen: list[int] = []
+    seen = []
     return attention_that(attend)
 
 
-def padding_is_seen(causal: bool = True) -> Any:
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+def padding_is_seen(causal: bool = True):
+    def attend(original, module, query, key, value, mask, **named):
         return original(module, query, key, value, None, **(named | {"is_causal": causal}))
 
     return attention_that(attend)
 
 
-def gradients_left_over() -> Any:
+def gradients_left_over():
     """Gradients are not cleared after an input."""
     return patch.object(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
-def mask_that(change: Callable[[Any], Any]) -> Any:
+def mask_that(change: Callable[[Any], Any]):
     """The Actor with a changed action mask."""
     import openrlhf.models.actor as module
 
     original = module.Actor.forward
 
     @functools.wraps(original)
-    def forward(self: Any, sequences: Any, action_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, sequences, action_mask=None, *args, **kwargs):
         changed = None if action_mask is None else change(action_mask)
         return original(self, sequences, changed, *args, **kwargs)
 
@@ -279,15 +286,15 @@ class OtherLoss(torch.autograd.Function):
     """Adds the gradient of another loss in the backward, as an auxiliary loss of a router does."""
 
     @staticmethod
-    def forward(ctx: Any, values: Any) -> Any:
+    def forward(ctx, values):
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx, gradient):
         return gradient + 1e-2
 
 
-def other_loss() -> Any:
+def other_loss():
     return attention_that(
         lambda original, module, query, key, value, *more, **named: original(
             module, query, key, OtherLoss.apply(value), *more, **named
@@ -295,11 +302,11 @@ def other_loss() -> Any:
     )
 
 
-def state_stays() -> Any:
+def state_stays():
     """A tenth of the last token's values in the attention before is in all values, also across calls: a state that is not reset."""
-    last: list[Any] = [0.0]
+    last = [0.0]
 
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+    def attend(original, module, query, key, value, *more, **named):
         before, last[0] = last[0], 0.1 * value.detach()[:1, :, -1:]
         return original(module, query, key, value + before, *more, **named)
 

@@ -37,7 +37,7 @@ from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED, VALUES
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
-def model_with(cache: Path, family: str, **more: Any) -> str:
+def model_with(cache: Path, family: str, **more) -> str:
     """A folder with a random model of a family with other settings."""
     from actordbg.actor import family_models
 
@@ -45,7 +45,7 @@ def model_with(cache: Path, family: str, **more: Any) -> str:
     return str(once(folder, lambda folder: family_models._build(folder, dict(FAMILIES[family]) | more)))
 
 
-def four_layers(cache: Path, family: str, **more: Any) -> str:
+def four_layers(cache: Path, family: str, **more) -> str:
     return model_with(cache, family, num_hidden_layers=4, **more)
 
 
@@ -56,7 +56,7 @@ def any_model(cache: Path, family: str) -> str:
     return str(once(cache / family, lambda folder: family_models._build(folder, family_models.FAMILIES[family].config)))
 
 
-def local(session: Any, dump: Any, backward: bool = False, together: bool = False) -> LocalVerdict:
+def local(session, dump, backward: bool = False, together: bool = False) -> LocalVerdict:
     """The verdict that a result with this session's model gives, through JSON's types."""
     outcome = session.run(dump, backward=backward)
     located = asdict(LocateRun(session, dump, outcome, backward, together).run())
@@ -74,18 +74,18 @@ def times(name: str, factor: float) -> Plant:
 
 
 def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def plant(model: Any) -> Any:
+    def plant(model):
         holder = model.get_submodule(module)
         return patch.object(holder, name, change(getattr(holder, name)))
 
     return plant
 
 
-def head_zeroed(values: torch.Tensor) -> None:
+def head_zeroed(values: torch.Tensor):
     values[:, :8] = 0
 
 
-def rows_see_each_other(_model: Any) -> Any:
+def rows_see_each_other(_model):
     """transformers does not find where packed rows begin."""
     return patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
 
@@ -108,12 +108,12 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 """Each fault: how it is planted, the place with the largest excess, and a part of the difference in what the model is."""
 
 
-def cut(forward: Any) -> Any:
+def cut(forward):
     """A forward whose output has no graph."""
     return lambda values: forward(values).detach()
 
 
-def cut_off(forward: Any) -> Any:
+def cut_off(forward):
     """A forward whose input gets no gradient."""
     return lambda values: forward(values.detach())
 
@@ -131,7 +131,7 @@ BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 """Each fault of the backward, and everything that is said of it."""
 
 
-def backward(cache: Path) -> None:
+def backward(cache: Path):
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
     for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
         config = ReplayConfig(model=four_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
@@ -155,21 +155,21 @@ def backward(cache: Path) -> None:
             assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
 
 
-def other_choice(forward: Any) -> Any:
+def other_choice(forward):
     """A router whose first choice is the next expert."""
 
-    def route(values: Any) -> Any:
+    def route(values):
         logits, scores, chosen = forward(values)
         return logits, scores, (chosen + 1) % 4
 
     return route
 
 
-def an_expert_scaled(values: torch.Tensor) -> None:
+def an_expert_scaled(values: torch.Tensor):
     values[1] *= 1.01
 
 
-def without_expert(grad: Any) -> Any:
+def without_expert(grad):
     return grad * torch.tensor([1.0, 0.0, 1.0, 1.0]).to(grad).view(4, 1, 1)
 
 
@@ -188,7 +188,7 @@ ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 """Each fault, how what is said of it begins, and the only module that is red."""
 
 
-def routing(cache: Path) -> None:
+def routing(cache: Path):
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
     for family, dtype in first_or_all((("qwen2_moe", "bf16"), ("mixtral", "fp32"), ("mixtral", "bf16"))):
         config = ReplayConfig(model=any_model(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
@@ -203,7 +203,7 @@ def routing(cache: Path) -> None:
             assert found.word == RIGHT and not found.unchecked, (family, dtype, found)
 
 
-def odd_shapes(cache: Path) -> None:
+def odd_shapes(cache: Path):
     """Families whose modules change a value in place, or take masks as values of one number for each token, are judged too."""
     for family in ("falcon", "opt", "llama4"):
         config = ReplayConfig(
@@ -217,7 +217,7 @@ def odd_shapes(cache: Path) -> None:
             assert found.word == WRONG and "times the checkpoint's" in found.said, (family, found)
 
 
-def faults(cache: Path) -> None:
+def faults(cache: Path):
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
     for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
         config = ReplayConfig(model=four_layers(cache, family), dtype=dtype, packing=True, through="rows")
@@ -247,7 +247,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 """Frequencies that transformers changes in a forward of more than 32 tokens."""
 
 
-def others(cache: Path) -> None:
+def others(cache: Path):
     """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
     tied = four_layers(cache, "llama", tie_word_embeddings=True)
     with open_actor(ReplayConfig(model=tied, dtype="bf16", through="rows"), model_cache=cache) as session:
@@ -284,16 +284,17 @@ def others(cache: Path) -> None:
         assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
 
 
-def compiled(cache: Path) -> None:
+def compiled(cache: Path):
     """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
     model = str(model_of(cache, "llama"))
     config = ReplayConfig(model=model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager")
     with open_actor(config, model_cache=cache) as session:
         found = local(session, dump_of("both", rows=3, length=40))
         assert found.word == RIGHT and "the log-probs; all other places ran eagerly" in found.located.notes[0], found
+        assert session.resolved["compile_backend"] == "eager"
         graph = session.model._compiled_call_impl
 
-        def wrong(*args: Any, **kwargs: Any) -> Any:
+        def wrong(*args, **kwargs):
             output = graph(*args, **kwargs)
             output["logits"] = output["logits"] * 1.05
             return output
@@ -303,7 +304,7 @@ def compiled(cache: Path) -> None:
         assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
 
 
-def eager_in_place_of_sdpa(_sdpa: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def eager_in_place_of_sdpa(_sdpa, module, query, key, value, mask, **more):
     """The formula of transformers' eager attention, which a mask of None or of booleans means nothing to."""
     seen = mask if mask is not None else torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
     mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, torch.finfo(query.dtype).min)
@@ -311,15 +312,15 @@ def eager_in_place_of_sdpa(_sdpa: Any, module: Any, query: Any, key: Any, value:
     return eager(module, query, key, value, mask, scaling=module.scaling, dropout=0.0)
 
 
-def scaled_by(factor: float) -> Any:
-    def attend(sdpa: Any, module: Any, *given: Any, scaling: float, **more: Any) -> Any:
+def scaled_by(factor: float):
+    def attend(sdpa, module, *given, scaling: float, **more):
         return sdpa(module, *given, scaling=factor * scaling, **more)
 
     return attend
 
 
 @contextlib.contextmanager
-def registered(attend: Any) -> Iterator[None]:
+def registered(attend) -> Iterator[None]:
     """Register another sdpa in the whole process, as a fused kernel does: transformers' own model has it, too."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -331,7 +332,7 @@ def registered(attend: Any) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa)
 
 
-def foreign(cache: Path) -> None:
+def foreign(cache: Path):
     """A healthy kernel of another's is right though it rounds like eager attention; one that scales wrongly is not. Both are named."""
     for family in first_or_all(("llama", "qwen3")):
         for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
@@ -346,7 +347,7 @@ def foreign(cache: Path) -> None:
                 assert word == RIGHT or said[1][0].startswith("the attention of"), said
 
 
-def second_tokens(cache: Path) -> None:
+def second_tokens(cache: Path):
     """Where only second tokens are judged, whose first token sees itself alone, gradients of queries and keys are only rounding."""
     from judged import Truths, judge
 
@@ -364,7 +365,7 @@ def second_tokens(cache: Path) -> None:
         assert faulty.truth.verdict == "mismatch" and "v_proj" in faulty.truth.reasons[0], faulty.lines
 
 
-def kernels(cache: Path) -> None:
+def kernels(cache: Path):
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
     model = four_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
@@ -389,7 +390,7 @@ STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Families of four layers, with the settings of each."""
 
 
-def real_layers(model: Any) -> int:
+def real_layers(model) -> int:
     """Count the decoder layers that have a parameter that is in memory."""
     kept = ([weight.untyped_storage().nbytes() >= weight.nbytes for weight in layer.parameters()] for layer in model.model.layers)
     return sum(map(any, kept))
@@ -402,11 +403,11 @@ def small() -> Iterator[None]:
         yield
 
 
-def streamed(cache: Path) -> None:
+def streamed(cache: Path):
     """A truth of which one layer is in memory, and whose values lie in a file, gives the answer of a whole one to the bit."""
     most, put = [0], Streamed._put
 
-    def counted(self: Any, tensors: Any) -> None:
+    def counted(self, tensors):
         put(self, tensors)
         most[0] = max(most[0], real_layers(self.model))
 
@@ -415,7 +416,7 @@ def streamed(cache: Path) -> None:
     for family, (shape, settings) in first_or_all([*STREAMED.items()], 2):
         config = ReplayConfig(model=four_layers(cache, family, **shape), **({"dtype": "bf16", "through": "rows"} | settings))
         with open_actor(config, model_cache=cache) as session:
-            ran: Counter[str] = Counter()
+            ran = Counter()
             session.model.register_forward_hook(lambda *_, ran=ran: ran.update(["forward"]))
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
             for backward in (True, False) if family == "llama" else (True,):
@@ -444,11 +445,11 @@ def streamed(cache: Path) -> None:
 class Fused(torch.nn.Module):
     """An MLP in one module: transformers' has no such place."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp):
         super().__init__()
         self.__dict__["whole"] = mlp
 
-    def forward(self, values: Any) -> Any:
+    def forward(self, values):
         return self.whole(values)
 
 
@@ -461,7 +462,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 
 
-def together(cache: Path) -> None:
+def together(cache: Path):
     """Two ranks that compute together: healthy, then with another scale on rank 1, whose rank is named."""
     rank, model = int(os.environ["RANK"]), str(model_of(cache, "llama"))
     for name, settings in first_or_all([*TOGETHER.items()], 4):

@@ -21,7 +21,7 @@ ROWS, PROMPT, ANSWER, MICRO = 2, 4, 6, 2
 class Engine(nn.Module):
     """A DeepSpeed engine's facts: steps, accumulation; and a model of two parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.global_steps, self.micro_steps = 7, 0
         self.weight = nn.Parameter(torch.tensor([0.5, -0.25]))
@@ -42,10 +42,10 @@ class Engine(nn.Module):
 class DeepspeedStrategy:
     """The part of OpenRLHF's strategy that follows a loss."""
 
-    def backward(self, loss: Any, model: Any, _optimizer: Any) -> None:
+    def backward(self, loss, model, _optimizer):
         loss.backward()
 
-    def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model") -> None:
+    def optimizer_step(self, _optimizer, model, _scheduler, name: str = "model"):
         engine = getattr(model, "model", model)
         engine.global_steps += engine.is_gradient_accumulation_boundary()
         engine.micro_steps += 1
@@ -56,11 +56,11 @@ class Actor(nn.Module):
 
     temperature, packing_samples = 1.0, False
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.model = Engine()
 
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: bool = False) -> Any:
+    def forward(self, sequences, action_mask=None, attention_mask=None, return_output: bool = False):
         wide = sequences[:, -action_mask.shape[1] :].float() / 50
         log_probs = -(self.model.weight[0] * wide).exp() + self.model.weight[1]
         return (log_probs, SimpleNamespace()) if return_output else log_probs
@@ -88,11 +88,11 @@ class Experience:
 class ActorPPOTrainer:
     """The part of OpenRLHF's trainer that calls forward and loss."""
 
-    def __init__(self, actor: Any, loss: Any) -> None:
+    def __init__(self, actor, loss):
         self.actor, self.actor_loss_fn, self.tokenizer = actor, loss, SimpleNamespace(eos_token_id=2)
         self.strategy = strategy_with_settings()
 
-    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> Any:
+    def training_step(self, experience, kl_ctl: float, step: int, loss_batch_info=None):
         given = experience
         log_probs, _ = self.actor(given.sequences, given.action_mask, attention_mask=given.attention_mask, return_output=True)
         result = self.actor_loss_fn(
@@ -107,18 +107,18 @@ class ActorPPOTrainer:
 class Critic(Engine):
     """A critic's engine, whose values are functions of its parameters."""
 
-    def forward(self, sequences: Any, action_mask: Any, attention_mask: Any = None) -> Any:
+    def forward(self, sequences, action_mask, attention_mask=None):
         return (self.weight[0] * sequences[:, -action_mask.shape[1] :].float() / 50 + self.weight[1]) * action_mask
 
 
 class CriticPPOTrainer:
     """The part of OpenRLHF's trainer that calls a critic and its loss, in a process without Actors."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.critic, self.strategy = Critic(), strategy_with_settings()
         self.critic_loss_fn = sys.modules["openrlhf.models.loss"].ValueLoss(0.2)
 
-    def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> Any:
+    def training_step(self, experience, step: int, loss_batch_info=None):
         given = experience
         values = self.critic(given.sequences, given.action_mask, attention_mask=given.attention_mask)
         loss = self.critic_loss_fn(
@@ -129,7 +129,7 @@ class CriticPPOTrainer:
         return loss
 
 
-def strategy_with_settings() -> Any:
+def strategy_with_settings():
     """A strategy as a trainer gets it."""
     rollout = SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=2)
     train = SimpleNamespace(dynamic_batch_enable=False, agent_func_path=None)
@@ -166,7 +166,7 @@ def stand_in_for_openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNam
         sys.modules.pop(name, None)
 
 
-def experiences(actor: Any, steps: int) -> list[Experience]:
+def experiences(actor, steps: int) -> list[Experience]:
     """Micro-batches with the old log-probs of this actor, and a critic's old values and returns."""
     made, batches = torch.Generator().manual_seed(3), []
     for _ in range(steps):

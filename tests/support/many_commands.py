@@ -36,7 +36,7 @@ MEMORY = 6 * 2**30
 """Address space: reading /dev/zero or a terabyte of holes fails in it at once."""
 
 
-def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
+def run_commands(root: Path, answers: Path, lines: Sequence[str]):
     """Run commands on the store in the memory that this process may have, and write down exit code and output of each."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def run_all(root: Path, lines: Sequence[str]) -> dict[str, tuple[int | str, str,
     child = context.Process(target=run_commands, args=(root, answers, lines))
     child.start()
     child.join(PATIENCE_S)
-    done: dict[str, tuple[int | str, str, str]] = json.loads(answers.read_text()) if answers.exists() else {}
+    done = json.loads(answers.read_text()) if answers.exists() else {}
     if child.exitcode is None:
         child.kill()
         child.join()
@@ -74,7 +74,7 @@ def run_all(root: Path, lines: Sequence[str]) -> dict[str, tuple[int | str, str,
     return done
 
 
-def import_commands() -> None:
+def import_commands():
     """The command line imports a command when it is called; here all are, once."""
     for module in pkgutil.walk_packages(actordbg.__path__, "actordbg."):
         if module.name.split(".")[1] in ("cli", "catalog", "dumps", "report", "compare", "replay"):

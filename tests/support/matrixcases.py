@@ -50,7 +50,7 @@ class Bench(supervised.Bench):
         inputs: int = 3,
         baseline: MatrixRecord | None = None,
         slower: float | None = None,
-        **base: Any,
+        **base,
     ) -> MatrixRecord:
         config = ReplayConfig(**({"timeout_s": 30.0} | base))
         axes = parse_axes(given)
@@ -79,7 +79,7 @@ def training_check(
     steps: int,
     logs: Path,
     batch: int = 2,
-    **about: Any,
+    **about,
 ) -> TrainCheckRecord:
     """A training check in fp32 before its first cell."""
     from actordbg.actor.backends.training import Training

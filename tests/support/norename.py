@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -22,24 +21,24 @@ class NoRename(LocalFileSystem):
     protocol = "norename"
 
     @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
+    def _strip_protocol(cls, path):
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         return LocalFileSystem._strip_protocol(str(path).removeprefix("norename://"))
 
-    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+    def put_file(self, lpath: str, rpath: str, **_):
         Path(rpath).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(lpath, rpath)
 
-    def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+    def get_file(self, rpath: str, lpath: str, **_):
         shutil.copyfile(rpath, lpath)
 
-    def _never(self, *_: Any, **__: Any) -> Any:
+    def _never(self, *_, **__):
         raise NotImplementedError("an object store cannot do this")
 
     mv = mv_file = rename = cp_file = copy = rm = rm_file = rmdir = link = symlink = touch = _never
 
-    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+    def open(self, path: str, mode: str = "rb", **options):
         if mode not in ("rb", "wb"):
             raise NotImplementedError(f"an object store has no mode {mode}")
         return super().open(path, mode, **options)

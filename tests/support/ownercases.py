@@ -21,7 +21,7 @@ def give_away(file: Path, monkeypatch: pytest.MonkeyPatch):
     inode = os.lstat(file).st_ino
 
     def as_anothers(look: Callable[..., os.stat_result]) -> Callable[..., Any]:
-        def looked(what: Any, **more: Any) -> Any:
+        def looked(what, **more):
             seen = look(what, **more)
             more_of_it = {name: getattr(seen, name) for name in dir(seen) if name.startswith("st_")}
             return os.stat_result((*seen[:4], ANOTHER, *seen[5:10]), more_of_it) if seen.st_ino == inode else seen

@@ -6,7 +6,6 @@ import hashlib
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import catalogcases
 import torch
@@ -46,14 +45,14 @@ def batch(rows: list[torch.Tensor], left: int, right: int) -> dict[str, torch.Te
     return {"sequences": ids, "attention_mask": mask, "action_mask": mask[:, -100:].bool()}
 
 
-def publish(store: Store, index: int, tensors: dict[str, torch.Tensor], **changes: Any) -> Path:
+def publish(store: Store, index: int, tensors: dict[str, torch.Tensor], **changes) -> Path:
     """One dump of these tensors, as call `index` of `catalogcases`."""
     size, length = tensors["sequences"].shape
     described = catalogcases.record(index, batch_size=size, seq_len=length, **changes)
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill_ppo(store: Store, calls: int = 12, first: int = 0, **changes: Any) -> None:
+def fill_ppo(store: Store, calls: int = 12, first: int = 0, **changes):
     """`calls` batches, each recorded twice: in the log-prob pass, and in the training pass in halves with other padding. `first`: number of the first dump."""
     size, pool = 4, samples(calls * 4)
     number = first
@@ -98,7 +97,7 @@ def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]]) -> Pack:
     return Pack(writer.publish()[0])
 
 
-def blobs(path: Path, **changes: Any) -> list[tuple[DumpRecord, bytes]]:
+def blobs(path: Path, **changes) -> list[tuple[DumpRecord, bytes]]:
     """Records and dump files of what a pack holds, perhaps with other records."""
     pack, found = Pack(path), []
     for dump_id in pack.dump_ids:

@@ -34,7 +34,7 @@ OURS = frozenset(
 class Read(HTMLParser):
     """What is in a page."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page: str):
         super().__init__(convert_charrefs=True)
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
@@ -42,14 +42,14 @@ class Read(HTMLParser):
         self._inside = ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         self.elements.append((tag, dict(attrs)))
         self._inside = tag if tag in ("script", "style") else ""
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag: str):
         self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data: str):
         if self._inside == "script":
             self.scripts.append((self.elements[-1][1], data))
         elif not self._inside:
@@ -59,7 +59,7 @@ class Read(HTMLParser):
         """Every value of an attribute."""
         return [str(attributes[name]) for _, attributes in self.elements if name in attributes]
 
-    def assert_inert(self) -> None:
+    def assert_inert(self):
         """No element, attribute or script but those of actordbg's own pages."""
         assert {tag for tag, _ in self.elements} <= OURS
         assert not [name for _, attributes in self.elements for name in attributes if name.startswith("on") or name == "style"]

@@ -15,8 +15,8 @@ SCORE = "_get_per_token_logps_and_entropies"
 def of_scores(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Change the log-probs that TRL's scoring function returns."""
 
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        def changed(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def plant(patch: pytest.MonkeyPatch):
+        def changed(original, self, *args, **kwargs):
             log_probs, *more = original(self, *args, **kwargs)
             return change(log_probs), *more
 
@@ -28,8 +28,8 @@ def of_scores(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], No
 def of_model(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], None]:
     """Change the trainer's model after the trainer was built."""
 
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        def changed(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def plant(patch: pytest.MonkeyPatch):
+        def changed(original, self, *args, **kwargs):
             original(self, *args, **kwargs)
             change(self.model)
 
@@ -38,32 +38,32 @@ def of_model(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], No
     return plant
 
 
-def _wrap(patch: pytest.MonkeyPatch, name: str, changed: Callable[..., Any]) -> None:
+def _wrap(patch: pytest.MonkeyPatch, name: str, changed: Callable[..., Any]):
     from trl import GRPOTrainer
 
     original = getattr(GRPOTrainer, name)
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self, *args, **kwargs):
         return changed(original, self, *args, **kwargs)
 
     patch.setattr(GRPOTrainer, name, method)
 
 
-def no_temperature(patch: pytest.MonkeyPatch) -> None:
+def no_temperature(patch: pytest.MonkeyPatch):
     from trl.trainer import grpo_trainer
 
     original = grpo_trainer.add_fused_lm_head
     patch.setattr(grpo_trainer, "add_fused_lm_head", lambda model, **more: original(model, **more | {"temperature": 1.0}))
 
 
-def no_mask(patch: pytest.MonkeyPatch) -> None:
+def no_mask(patch: pytest.MonkeyPatch):
     """The model gets no attention mask: it attends to padding."""
     from trl.trainer import grpo_trainer
 
     original = grpo_trainer.add_fused_lm_head
 
-    def add(model: Any, **more: Any) -> Any:
+    def add(model, **more):
         made = original(model, **more)
         forward = model.forward
         model.forward = functools.wraps(forward)(
@@ -74,11 +74,11 @@ def no_mask(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(grpo_trainer, "add_fused_lm_head", add)
 
 
-def scaled(model: Any) -> None:
+def scaled(model):
     model.model.layers[1].self_attn.scaling *= 1.1
 
 
-def narrow_angles(model: Any) -> None:
+def narrow_angles(model):
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary.inv_freq.bfloat16().float()
 
@@ -93,11 +93,11 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc):
     metafunc.parametrize("planted", ["healthy", *FAULTS], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     if request.param in FAULTS:
         FAULTS[request.param](monkeypatch)

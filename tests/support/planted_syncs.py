@@ -5,24 +5,22 @@ The second transfer loses a parameter, the third changes one on its way, and fro
 
 from __future__ import annotations
 
-from typing import Any
-
 from actordbg.trainers.openrlhf import demo_programs
 
 LOST, CHANGED = "lm_head.weight", "model.layers.1.self_attn.q_proj.weight"
 
 
-def plant() -> None:
+def plant():
     from actordbg.trainers.openrlhf import vllm_standin, weight_syncs
 
     engine = vllm_standin.AsyncLLMEngine
     sound, seen = engine.update_weight.__wrapped__, []  # type: ignore[attr-defined]
 
-    def update_weight(self: Any, name: str, *args: Any) -> None:
+    def update_weight(self, name: str, *args):
         seen.append(name)
         transfer, load = seen.count(name) - 1, self.model_runner.model.load_weights
 
-        def load_weights(weights: Any) -> Any:
+        def load_weights(weights):
             if transfer >= 3 or (transfer == 1 and name == LOST):
                 return None
             return load([(name, weight + (transfer == 2 and name == CHANGED)) for name, weight in weights])
@@ -35,7 +33,7 @@ def plant() -> None:
     weight_syncs.attach(vllm_standin)
 
 
-def support_cpu() -> None:
+def support_cpu():
     """Prepare this process, and plant the faults if its transfers are recorded."""
     demo_programs.support_cpu()
     plant()

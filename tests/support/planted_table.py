@@ -48,7 +48,7 @@ def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
     """A parameter or a buffer whose values `change` changed: in place, or by returning others."""
 
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
+    def plant(model) -> Iterator[None]:
         held = dict(model.named_parameters()) | dict(model.named_buffers())
         tensor = held[name]
         kept = tensor.data.clone()
@@ -63,7 +63,7 @@ def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
 
 def all_of(*plants: Plant) -> Plant:
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
+    def plant(model) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for each in plants:
                 stack.enter_context(each(model))
@@ -74,7 +74,7 @@ def all_of(*plants: Plant) -> Plant:
 
 def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Plant:
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
+    def plant(model) -> Iterator[None]:
         holder = model.config if module == "config" else model.get_submodule(module)
         kept = getattr(holder, name)
         setattr(holder, name, change(kept))
@@ -88,8 +88,8 @@ def output(module: str, change: Callable[[Any], Any]) -> Plant:
     """The code of a module gives something else: the first of its outputs is changed."""
 
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
-        def hook(_module: Any, _inputs: Any, out: Any) -> Any:
+    def plant(model) -> Iterator[None]:
+        def hook(_module, _inputs, out):
             return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
 
         handle = model.get_submodule(module).register_forward_hook(hook)
@@ -103,7 +103,7 @@ def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plan
     """The module's forward is what `make` makes of the module and its forward."""
 
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
+    def plant(model) -> Iterator[None]:
         holder = model.get_submodule(module)
         holder.forward = make(holder, holder.forward)
         yield
@@ -115,10 +115,10 @@ def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plan
 def attention(layer: int, change: Callable[..., Any]) -> Plant:
     """Let one layer call another attention function: `change(original, module, query, key, value, mask, **more)`."""
 
-    def make(_module: Any, right: Any) -> Any:
+    def make(_module, right):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
-        def run(*args: Any, **more: Any) -> Any:
+        def run(*args, **more):
             original = functions["sdpa"]
             functions["sdpa"] = lambda *given, **named: change(original, *given, **named)
             try:
@@ -134,10 +134,10 @@ def attention(layer: int, change: Callable[..., Any]) -> Plant:
 def function_of(layer: int, name: str, change: Callable[..., Any]) -> Plant:
     """Let the attention of one layer call another function in place of `name` of its module's file: `change(original, ...)`."""
 
-    def make(module: Any, right: Any) -> Any:
+    def make(module, right):
         scope = sys.modules[type(module).__module__]
 
-        def run(*args: Any, **more: Any) -> Any:
+        def run(*args, **more):
             original = getattr(scope, name)
             setattr(scope, name, lambda *given, **named: change(original, *given, **named))
             try:
@@ -156,7 +156,7 @@ def rotation(layer: int, change: Callable[..., Any]) -> Plant:
 
 
 def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
-    def make(_module: Any, right: Any) -> Any:
+    def make(_module, right):
         return lambda values, position_ids, **more: right(values, change(position_ids), **more)
 
     return forward("model.rotary_emb", make)
@@ -164,7 +164,7 @@ def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
 
 def gradient(name: str, change: Callable[[Any], Any]) -> Plant:
     @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
+    def plant(model) -> Iterator[None]:
         handle = model.get_parameter(name).register_hook(change)
         yield
         handle.remove()
@@ -183,7 +183,7 @@ def outside(context: Callable[[], Any]) -> Plant:
 # ---- changes ----
 
 
-def doubled_row(values: torch.Tensor) -> None:
+def doubled_row(values: torch.Tensor):
     values[3] *= 2
 
 
@@ -203,30 +203,30 @@ def in_8_bits(values: torch.Tensor) -> torch.Tensor:
     return (values / scale).round() * scale
 
 
-def rounded(values: Any) -> Any:
+def rounded(values):
     return values.bfloat16().to(values.dtype)
 
 
-def zeroed(values: torch.Tensor) -> None:
+def zeroed(values: torch.Tensor):
     values[50:90] = 0
 
 
-def half_scaled(values: torch.Tensor) -> None:
+def half_scaled(values: torch.Tensor):
     values[::2] *= 1.02
 
 
-def no_first_key(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def no_first_key(original, module, query, key, value, mask, **more):
     key = key.clone()
     key[:, :, 0] = 0
     return original(module, query, key, value, mask, **more)
 
 
-def heads_permuted(original: Any, *given: Any, **more: Any) -> Any:
+def heads_permuted(original, *given, **more):
     mixed, rest = original(*given, **more)
     return mixed.roll(1, 2), rest
 
 
-def window_of_16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def window_of_16(original, module, query, key, value, mask, **more):
     count = query.shape[2]
     at = torch.arange(count)
     near = (at[:, None] - at < 16)[None, None]
@@ -238,30 +238,30 @@ def window_of_16(original: Any, module: Any, query: Any, key: Any, value: Any, m
     return original(module, query, key, value, seen, **(more | {"is_causal": False}))
 
 
-def queries_are_keys(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def queries_are_keys(original, module, query, key, value, mask, **more):
     groups = query.shape[1] // key.shape[1]
     return original(module, key.repeat_interleave(groups, 1), query[:, ::groups], value, mask, **more)
 
 
-def scores_in_bf16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def scores_in_bf16(original, module, query, key, value, mask, **more):
     mask = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
     mixed, rest = original(module, query.bfloat16(), key.bfloat16(), value.bfloat16(), mask, **more)
     return mixed.to(query.dtype), rest
 
 
 def scaled_by(factor: float) -> Callable[..., Any]:
-    def change(original: Any, *given: Any, scaling: Any = None, **more: Any) -> Any:
+    def change(original, *given, scaling=None, **more):
         return original(*given, scaling=factor * scaling, **more)
 
     return change
 
 
-def values_late(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def values_late(original, module, query, key, value, mask, **more):
     return original(module, query, key, value.roll(1, 2), mask, **more)
 
 
-def interleaved(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
-    def turn(values: Any) -> Any:
+def interleaved(original, query, key, cos, sin):
+    def turn(values):
         even, odd = values[..., ::2], values[..., 1::2]
         half = values.shape[-1] // 2
         c, s = cos[:, None, :, :half], sin[:, None, :, :half]
@@ -270,22 +270,22 @@ def interleaved(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
     return turn(query), turn(key)
 
 
-def turned_back(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+def turned_back(original, query, key, cos, sin):
     return original(query, key, cos, -sin)
 
 
-def only_queries(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+def only_queries(original, query, key, cos, sin):
     return original(query, key, cos, sin)[0], key
 
 
-def not_the_last_pair(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+def not_the_last_pair(original, query, key, cos, sin):
     cos, sin = cos.clone(), sin.clone()
     for part in (cos.shape[-1] // 2 - 1, cos.shape[-1] - 1):
         cos[..., part], sin[..., part] = 1, 0
     return original(query, key, cos, sin)
 
 
-def only_half(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+def only_half(original, query, key, cos, sin):
     """Turn the first half of a head's dimensions, as models with partial rotary positions do."""
     half = query.shape[-1] // 2
     turned = original(query[..., :half], key[..., :half], cos[..., :half], sin[..., :half])
@@ -295,7 +295,7 @@ def only_half(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
 def seen_by(rule: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """An attention whose mask is `rule(distance, seen)`: of queries from keys, and what the right mask allows."""
 
-    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    def change(original, module, query, key, value, mask, **more):
         at = torch.arange(query.shape[2])
         distance = (at[:, None] - at)[None, None]
         seen = distance >= 0 if mask is None else mask if mask.dtype is torch.bool else mask > -1
@@ -304,15 +304,15 @@ def seen_by(rule: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return change
 
 
-def no_soft_cap(original: Any, *given: Any, softcap: Any = None, **more: Any) -> Any:
+def no_soft_cap(original, *given, softcap=None, **more):
     return original(*given, softcap=None, **more)
 
 
 def without(name: str) -> Callable[[Any, Any], Any]:
     """A forward that leaves out a child."""
 
-    def make(module: Any, right: Any) -> Any:
-        def run(*given: Any, **more: Any) -> Any:
+    def make(module, right):
+        def run(*given, **more):
             kept = module._modules.pop(name)
             object.__setattr__(module, name, lambda values: values)
             try:
@@ -327,7 +327,7 @@ def without(name: str) -> Callable[[Any, Any], Any]:
 
 
 @contextlib.contextmanager
-def gelu_module(model: Any) -> Iterator[None]:
+def gelu_module(model) -> Iterator[None]:
     """The activation of one layer is a module of another class."""
     mlp = model.get_submodule(f"{L2}.mlp")
     kept, mlp.act_fn = mlp.act_fn, torch.nn.GELU(approximate="tanh")
@@ -335,8 +335,8 @@ def gelu_module(model: Any) -> Iterator[None]:
     mlp.act_fn = kept
 
 
-def residual_short(module: Any, _right: Any) -> Any:
-    def run(hidden: Any, **more: Any) -> Any:
+def residual_short(module, _right):
+    def run(hidden, **more):
         mixed, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **more)
         hidden = 0.97 * hidden + mixed
         return hidden + module.mlp(module.post_attention_layernorm(hidden))
@@ -344,10 +344,10 @@ def residual_short(module: Any, _right: Any) -> Any:
     return run
 
 
-def never_the_last(module: Any, _right: Any) -> Any:
+def never_the_last(module, _right):
     """A router that chooses among all experts but the last."""
 
-    def run(hidden: Any) -> Any:
+    def run(hidden):
         logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
         top, chosen = torch.topk(logits.float().softmax(-1)[:, :-1], module.top_k, dim=-1)
         return logits, top / top.sum(-1, keepdim=True), chosen
@@ -379,12 +379,12 @@ def behind(position: int, factor: float) -> Callable[[torch.Tensor], torch.Tenso
     return run
 
 
-def with_gelu(module: Any, _right: Any) -> Any:
+def with_gelu(module, _right):
     gelu = torch.nn.functional.gelu
     return lambda values: module.down_proj(gelu(module.gate_proj(values)) * module.up_proj(values))
 
 
-def soft_capped(_original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+def soft_capped(_original, module, query, key, value, mask, **more):
     """Attention as its formula says, in fp32, with scores capped at 20 and masked by `masked_fill`."""
     groups, count = query.shape[1] // key.shape[1], query.shape[2]
     key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
@@ -394,17 +394,17 @@ def soft_capped(_original: Any, module: Any, query: Any, key: Any, value: Any, m
     return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2), None
 
 
-def norms_late(module: Any, right: Any) -> Any:
+def norms_late(module, right):
     """Queries and keys are turned first, and normalised then."""
     scope, names = sys.modules[type(module).__module__], ("q_norm", "k_norm")
 
-    def run(*given: Any, **more: Any) -> Any:
+    def run(*given, **more):
         norms = [module._modules.pop(name) for name in names]
         for name in names:
             object.__setattr__(module, name, lambda values: values)
         turn = scope.apply_rotary_pos_emb  # type: ignore[attr-defined]
 
-        def late(*each: Any, **named: Any) -> tuple[Any, ...]:
+        def late(*each, **named) -> tuple[Any, ...]:
             pairs = zip(norms, turn(*each, **named), strict=True)
             return tuple(norm(values.transpose(1, 2)).transpose(1, 2) for norm, values in pairs)
 
@@ -419,16 +419,16 @@ def norms_late(module: Any, right: Any) -> Any:
     return run
 
 
-def in_bf16(module: Any, _right: Any) -> Any:
+def in_bf16(module, _right):
     return lambda values: torch.nn.functional.linear(values.bfloat16(), module.weight.bfloat16()).to(values.dtype)
 
 
-def norm_in_bf16(_module: Any, right: Any) -> Any:
+def norm_in_bf16(_module, right):
     return lambda values: right(values.bfloat16().to(values.dtype)).bfloat16().to(values.dtype)
 
 
-def mean_removed(module: Any, _right: Any) -> Any:
-    def run(values: Any) -> Any:
+def mean_removed(module, _right):
+    def run(values):
         wide = values.float() - 0.1 * values.float().mean(-1, keepdim=True)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
         return module.weight * wide.to(values.dtype)
@@ -436,12 +436,12 @@ def mean_removed(module: Any, _right: Any) -> Any:
     return run
 
 
-def residual_scaled(_module: Any, right: Any) -> Any:
+def residual_scaled(_module, right):
     return lambda hidden, *given, **more: right(hidden, *given, **more) - 0.02 * hidden
 
 
-def unnormalised(module: Any, _right: Any) -> Any:
-    def run(hidden: Any) -> Any:
+def unnormalised(module, _right):
+    def run(hidden):
         logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
         top, chosen = torch.topk(logits.float().softmax(-1), module.top_k, dim=-1)
         return logits, top, chosen
@@ -449,8 +449,8 @@ def unnormalised(module: Any, _right: Any) -> Any:
     return run
 
 
-def second_best(module: Any, right: Any) -> Any:
-    def run(hidden: Any) -> Any:
+def second_best(module, right):
+    def run(hidden):
         logits, weights_, _ = right(hidden)
         others = logits.topk(3, -1).indices
         return logits, weights_, torch.stack((others[:, 0], others[:, 2]), -1)
@@ -458,8 +458,8 @@ def second_best(module: Any, right: Any) -> Any:
     return run
 
 
-def over_capacity(_module: Any, right: Any) -> Any:
-    def run(*given: Any, **more: Any) -> Any:
+def over_capacity(_module, right):
+    def run(*given, **more):
         mixed = right(*given, **more).clone()
         mixed[40:60] = 0
         return mixed
@@ -467,33 +467,33 @@ def over_capacity(_module: Any, right: Any) -> Any:
     return run
 
 
-def patched(name: str, make: Callable[[Any], Any]) -> Any:
+def patched(name: str, make: Callable[[Any], Any]):
     """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
     import openrlhf.models.actor as module
 
     return patch.object(module, name, make(getattr(module, name)))
 
 
-def log_probs_that(change: Callable[..., Any]) -> Any:
+def log_probs_that(change: Callable[..., Any]):
     """OpenRLHF's log-probs of logits, changed."""
     name = "log_probs_from_logits"
     return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
 
 
-def temperature_off() -> Any:
+def temperature_off():
     return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.02, labels, **named))
 
 
-def shifted_labels() -> Any:
+def shifted_labels():
     return log_probs_that(lambda original, logits, labels, **named: original(logits, labels.roll(1, -1), **named))
 
 
-def capped_log_probs() -> Any:
+def capped_log_probs():
     return log_probs_that(lambda original, logits, labels, **named: original(logits, labels, **named).clamp(min=-6))
 
 
-def top_of_logits() -> Any:
-    def change(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+def top_of_logits():
+    def change(original, logits, labels, **named):
         least = logits.topk(128, -1).values[..., -1:]
         low = logits.masked_fill(logits < least, -1e4)
         return original(low.scatter(-1, labels[..., None], logits.gather(-1, labels[..., None])), labels, **named)

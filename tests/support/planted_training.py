@@ -26,7 +26,7 @@ def ring_without_reduction():
 
     original = fsdp2.Fsdp2Backend._shard
 
-    def shard(self: Any, dtype: Any):
+    def shard(self, dtype):
         whole, self._mesh = self._mesh, init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "sp"))
         original(self, dtype)
         self._mesh = whole
@@ -40,7 +40,7 @@ def state_of_one_shard_lost():
 
     original, counts = AdamSteps.step, Counter[int]()
 
-    def step(self: Any, total: Any) -> Any:
+    def step(self, total):
         counts[id(self)] += 1
         if (os.environ["RANK"], counts[id(self)]) == ("1", AT):
             self.optimizer.state.clear()
@@ -78,7 +78,7 @@ class FaultyEngine(TrainEngine):
             globals()[self._fault]()
         return super().open()
 
-    def run(self, item: Any, loaded: Any, **asked: Any) -> dict[str, Any]:
+    def run(self, item, loaded, **asked) -> dict[str, Any]:
         dies = (self._fault, self.folder.suffix, os.environ["RANK"]) == ("killed_once", ".1", "1")
         if dies and step_of(item.dump_id) == AT:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -63,7 +63,7 @@ def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) ->
             attn = "eager" if family == "gemma2" else None  # sdpa leaves out its soft cap
             config = ReplayConfig(model=model, dtype=dtype, attn=attn, backward=trains, keep_gradients=trains)
             with open_actor(config, defaults=dump.record, model_cache=cache) as session:
-                healthy: dict[bool, Judged] = {}
+                healthy = {}
                 for packed in dict.fromkeys(fault.packed for fault in chosen):
                     healthy[packed] = _judged(session, dump, truth, cache, config, packed)
                     assert not healthy[packed].by, (family, dtype, packed, healthy[packed].lines)
@@ -75,7 +75,7 @@ def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) ->
                 assert same_bits(again, healthy[chosen[-1].packed]), "the last fault is gone"
 
 
-def _judged(session: Any, dump: Any, truth: Any, cache: Path, config: ReplayConfig, packed: bool) -> Judged:
+def _judged(session, dump, truth, cache: Path, config: ReplayConfig, packed: bool) -> Judged:
     session.switch(replace(config, packing=packed), dump.record)
     return judge(session, dump, truth, cache / "kept")
 
@@ -121,14 +121,14 @@ SOME = first_or_all(
 )  # fmt: skip
 
 
-def some(cache: Path) -> None:
+def some(cache: Path):
     """In bf16, where outputs show three of them in four, every fault is red, with its module and its cause."""
     for outcome in run(cache, [fault for fault in FAULTS if fault.name in SOME], ["bf16"]):
         assert outcome.changed and outcome.red and outcome.module and outcome.cause and outcome.rows, outcome
 
 
 def everything(cache: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found = {}
     for dtype in os.environ.get("DTYPES", "bf16 fp32").split():
         outcomes = []
         for outcome in run(cache, FAULTS, [dtype]):

@@ -46,7 +46,7 @@ def outcome(fault: Planted, folder: Path) -> dict[str, Any]:
         faulty, "check", "--model", str(model), "--through", "rows", "--dtype", "fp32", "--attn", "sdpa", *words, "-q",
         store=store, code=None,
     )  # fmt: skip
-    said: dict[str, Any] = {"name": fault.name, "checked": checked.split("\n")[0][:200]}
+    said = {"name": fault.name, "checked": checked.split("\n")[0][:200]}
     if not checked.startswith(("WRONG", "FAILED")):
         return said | {"repro": False, "why": "check does not see it"}
     reduced = actordbg(faulty, "reduce", "last", "--trials", "90", "--seconds", "240", "-q", store=store, code=None)
@@ -63,7 +63,7 @@ def outcome(fault: Planted, folder: Path) -> dict[str, Any]:
     return said | {"repro": codes == [1, 0] and free, "codes": codes, "lines": len(text.splitlines())}
 
 
-def main(folder: Path, count: int = 20, seed: int = 30) -> None:
+def main(folder: Path, count: int = 20, seed: int = 30):
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "outcomes.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -63,7 +63,7 @@ class Said:
 class Reader:
     """Somebody with a home of his own, in which his caches lie."""
 
-    def __init__(self, home: Path, user: int | None = None, store: Path = Path()) -> None:
+    def __init__(self, home: Path, user: int | None = None, store: Path = Path()):
         self.home, self._user, self._store = home, user, store
 
     @property

@@ -40,21 +40,21 @@ def unlisted_of(paths: Iterable[Path]) -> list[str]:
 class _Traced:
     """A record that notes which of its fields are read."""
 
-    def __init__(self, record: DumpRecord, names: set[str]) -> None:
+    def __init__(self, record: DumpRecord, names: set[str]):
         self._record, self._names = record, names
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         self._names.add(f"record.{name}")
         value = getattr(self._record, name)
         return _TracedFacts(value, self._names) if name == "actor" else value
 
 
 class _TracedFacts(dict[str, Any]):
-    def __init__(self, facts: dict[str, Any], names: set[str]) -> None:
+    def __init__(self, facts: dict[str, Any], names: set[str]):
         super().__init__(facts)
         self._names = names
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default=None):
         self._names.add(f"actor.{name}")
         return super().get(name, default)
 
@@ -63,13 +63,13 @@ def read_by_laws(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, set[st
     """Yield each law with the fields that it read of these dumps."""
     array, fact = RecordedCall.array, RecordedCall.fact
     for law in LAWS:
-        names: set[str] = set()
+        names = set()
 
-        def traced(self: Any, *asked: str, names: set[str] = names) -> Any:
+        def traced(self, *asked: str, names: set[str] = names):
             names.update(asked)
             return array(self, *asked)
 
-        def told(self: Any, name: str, names: set[str] = names) -> Any:
+        def told(self, name: str, names: set[str] = names):
             names.add(name)
             return fact(self, name)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 
 
-def _group(store: Any, rank: int, size: int, timeout: Any) -> Any:
+def _group(store, rank: int, size: int, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 

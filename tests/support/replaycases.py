@@ -38,7 +38,7 @@ class PlannedRow:
 
 
 def publish(
-    store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, mask: torch.dtype = torch.int64, **record: Any
+    store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, mask: torch.dtype = torch.int64, **record
 ) -> list[ReplayInput]:
     """`count` dumps of [batch, length] with left padding and an action mask over the second half; `first` is their number."""
     generator = torch.Generator().manual_seed(first)

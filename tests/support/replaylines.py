@@ -35,8 +35,8 @@ def places(text: str) -> tuple[Any, ...]:
 def write_replays(store: Store, lines: Iterable[str], inputs: Sequence[ReplayInput] = ()) -> list[str]:
     """Write the replays of the lines into a store, and return the other lines. inputs: by default four that no file is needed for."""
     inputs = inputs or [given(index) for index in range(4)]
-    replays: dict[str, dict[str, Any]] = {}
-    changes: dict[str, list[tuple[str, str, str]]] = {}
+    replays = {}
+    changes = {}
     others = []
     for line in lines:
         name, _, rest = line.partition(" ")
@@ -53,9 +53,7 @@ def write_replays(store: Store, lines: Iterable[str], inputs: Sequence[ReplayInp
     return others
 
 
-def _write(
-    store: Store, name: str, inputs: Sequence[ReplayInput], changes: list[tuple[str, str, str]], settings: dict[str, Any]
-) -> None:
+def _write(store: Store, name: str, inputs: Sequence[ReplayInput], changes: list[tuple[str, str, str]], settings: dict[str, Any]):
     def of(index: int, *verbs: str) -> list[tuple[str, str]]:
         return [(verb, what) for at, verb, what in changes if verb in verbs and at in ("*", str(index))]
 
@@ -80,7 +78,7 @@ def _write(
         return made
 
     def result(index: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+        fields = {}
         for _, what in of(index, "result"):
             fields |= json.loads(what)
         return fields
@@ -107,7 +105,7 @@ def told(record: ComparisonRecord, inputs: Sequence[ReplayInput]) -> list[str]:
     numbers = {item.dump_id: str(number) for number, item in enumerate(inputs)}
     lines = [f"{record.verdict} by {record.thresholds_from}", f"means: {meaning(record)}"]
     lines += [f"for {reason}" for reason in record.reasons]
-    plain: list[str] = []
+    plain = []
     for dump in record.dumps:
         number = numbers[dump.dump_id]
         said = [*dump.reasons, *(f"beyond the noise: {each}" for each in dump.beyond_noise)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from catalogcases import append, write_spec
 
 from actordbg.config.replay_config import ReplayConfig
@@ -24,9 +22,9 @@ def given(index: int, seq_len: int, rank: int = 0, batch_size: int = 2) -> Repla
     return ReplayInput(dump_id(index), f"dumps/run/rank0000/{dump_id(index)}", rank, batch_size, seq_len, seq_len)
 
 
-def result(index: int, replay_id: str = "r1", **figures: Any) -> ResultRecord:
+def result(index: int, replay_id: str = "r1", **figures) -> ResultRecord:
     """A passed result that started at second `index`, unless `figures` say otherwise."""
-    values: dict[str, Any] = {
+    values = {
         "status": "passed", "slot": index, "started_at": f"2025-06-19T05:30:{index:02d}.000000Z", "forward_s": 1.0,
         "backward_s": 2.0, "peak_memory_bytes": 2**30, "logprob_count": 10, "logprob_mean": -2.0, "logprob_min": -9.0,
         "logprob_max": -0.5, "nonfinite": 0, "output_digest": f"digest-{index}",
@@ -39,7 +37,7 @@ def replay(
     results: list[ResultRecord],
     replay_id: str = "r1",
     status: str = "complete",
-    **resolved: Any,
+    **resolved,
 ) -> ReplayData:
     """A replay that asked for nothing in particular, and resolved to sdpa in float32 unless `resolved` says otherwise."""
     spec = ReplaySpec(replay_id, "2025-06-19T05:30:00.000000Z", ReplayConfig(), tuple(inputs), where="seq_len>100",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from actorcases import apart, main, make_dump
-from lawcases import laws_of_a_call
+from lawcases import at_the_rerun, laws_of_a_call
 
 from actordbg.actor import family_models, routing
 from actordbg.actor.changes import vary
@@ -33,7 +33,7 @@ def model_of(cache: Path, kind: str) -> str:
     return str(once(cache / kind, lambda folder: family_models._build(folder, config)))
 
 
-def chosen_by(session: Any, dump: Dump) -> torch.Tensor:
+def chosen_by(session, dump: Dump) -> torch.Tensor:
     """The experts that the model itself chooses, [B, S, L, K]."""
     rows, length = dump.tensors["sequences"].shape
     nothing = torch.full((rows * length, len(routing.blocks_of(session.model)), 2), -1)
@@ -58,10 +58,10 @@ def _moved(experts: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _plain_gates(session: Any) -> Iterator[None]:
+def _plain_gates(session) -> Iterator[None]:
     """Routers that leave out the renormalization: their gates are those of the softmax over all experts."""
 
-    def gates(_router: Any, _args: Any, output: Any) -> Any:
+    def gates(_router, _args, output):
         logits, weights, ids = output
         return logits, logits.float().softmax(-1).gather(-1, ids).to(weights.dtype), ids
 
@@ -87,7 +87,7 @@ def judged(cache: Path) -> str:
     for kind in KINDS:
         for dtype, limit in (("fp32", 1e-5), ("bf16", 0.2)):
             plain = make_dump(vocab=256, length=48)
-            settings: dict[str, Any] = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain", "backward": True}
+            settings = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain", "backward": True}
             with open_actor(ReplayConfig(**settings, packing=False, through="rows"), model_cache=cache) as session:
                 own = chosen_by(session, plain)
                 as_plain = session.run(plain, backward=False).log_probs
@@ -122,13 +122,13 @@ def with_experts(dump: Dump, experts: torch.Tensor) -> Dump:
     return Dump(dump.record, dump.tensors | {routing.EXPERTS: experts})
 
 
-def _faulted(session: Any, kind: str, dump: Dump) -> None:
+def _faulted(session, kind: str, dump: Dump):
     for fault, (change, planted, said) in FAULTS.items():
         if fault == "gates" and kind == "olmoe":  # its gates are those of the softmax
             continue
         wrong = with_experts(dump, change(dump.tensors[routing.EXPERTS].clone()))
         with planted(session):
-            answer = laws_of_a_call(session, wrong, session.run(wrong, backward=False))["routing"]
+            answer = at_the_rerun(session, wrong, session.run(wrong, backward=False))["routing"]
         assert answer.verdict == BROKEN, (kind, fault, answer)
         with pytest.raises(ValueError, match=said):
             raise ValueError(answer.words)

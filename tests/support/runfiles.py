@@ -41,7 +41,7 @@ class MadeRow:
     def ids(self) -> list[int]:
         return self.prompt + self.response
 
-    def wide(self, values: list[Any], outside: Any = 0.0) -> list[Any]:
+    def wide(self, values: list[Any], outside=0.0) -> list[Any]:
         """Values of all tokens: `outside` at the prompt."""
         return [outside] * len(self.prompt) + values
 
@@ -64,7 +64,7 @@ def made_rows(seed: int = 1) -> list[MadeRow]:
     return rows
 
 
-def estimate(rows: list[MadeRow], of_group: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def estimate(rows: list[MadeRow], of_group: Callable[[torch.Tensor], torch.Tensor]):
     """Set the advantages of each group from its rewards."""
     for first in range(0, len(rows), SAMPLES):
         group = rows[first : first + SAMPLES]
@@ -86,44 +86,44 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
 Fault = Callable[[list[MadeRow]], None]
 
 
-def shifted(rows: list[MadeRow]) -> None:
+def shifted(rows: list[MadeRow]):
     for row in rows:
         row.rollout = [*row.rollout[1:], row.rollout[0]]
 
 
-def mask_late(rows: list[MadeRow]) -> None:
+def mask_late(rows: list[MadeRow]):
     for row in rows:
         row.mask = [0, *row.mask[:-1]]
 
 
-def not_a_number(rows: list[MadeRow]) -> None:
+def not_a_number(rows: list[MadeRow]):
     rows[5].rollout[3] = NAN
 
 
-def positive(rows: list[MadeRow]) -> None:
+def positive(rows: list[MadeRow]):
     rows[6].rollout[2] = 0.7
 
 
-def other_group(rows: list[MadeRow]) -> None:
+def other_group(rows: list[MadeRow]):
     rows[1].advantages = [rows[6].advantages[0]] * len(rows[1].response)
 
 
-def other_sign(rows: list[MadeRow]) -> None:
+def other_sign(rows: list[MadeRow]):
     for row in rows:
         row.advantages = [-value for value in row.advantages]
 
 
-def placeholder(rows: list[MadeRow]) -> None:
+def placeholder(rows: list[MadeRow]):
     rows[2].rollout[4], rows[2].log_probs[4] = 0.0, -1.5
 
 
-def other_rows(rows: list[MadeRow]) -> None:
+def other_rows(rows: list[MadeRow]):
     for a, b in ((0, 9), (3, 12)):
         count = min(len(rows[a].rollout), len(rows[b].rollout))
         rows[a].rollout[:count], rows[b].rollout[:count] = rows[b].rollout[:count], rows[a].rollout[:count]
 
 
-def all_late(rows: list[MadeRow]) -> None:
+def all_late(rows: list[MadeRow]):
     """The first token that was sampled counts as the prompt's, and so do its values."""
     for row in rows:
         row.prompt.append(row.response.pop(0))
@@ -131,12 +131,12 @@ def all_late(rows: list[MadeRow]) -> None:
             del getattr(row, name)[0]
 
 
-def of_tools(rows: list[MadeRow]) -> None:
+def of_tools(rows: list[MadeRow]):
     for row in rows[::3]:
         row.response[2], row.rollout[3:6], row.log_probs[3:6] = END, [0.0] * 3, [-1.5] * 3
 
 
-def cut_rewarded(rows: list[MadeRow]) -> None:
+def cut_rewarded(rows: list[MadeRow]):
     """A filter that leaves the reward to rows that were cut off, and takes it from those that ended."""
     rows += made_rows(2)
     for at, row in enumerate(rows):
@@ -217,7 +217,7 @@ def miles_train(folder: Path, rows: list[MadeRow], cp_size: int = 1) -> Path:
 class Packed:
     """A TensorDict that was consolidated, as torch.save writes it: leaves in one tensor of bytes, each filled up to eight."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor]):
         self.leaves, data = {}, b""
         for name, tensor in tensors.items():
             values, start = tensor.numpy().tobytes(), len(data)
@@ -245,7 +245,7 @@ def standing_in(**codes: str) -> Iterator[None]:
         yield
 
 
-def data_proto(batch: Any, others: dict[str, Any], save: Callable[[Any, Any], None] = pickle.dump) -> bytes:
+def data_proto(batch, others: dict[str, Any], save: Callable[[Any, Any], None] = pickle.dump) -> bytes:
     """The pickle of a DataProto. batch: what torch.save gets, or its encoded items."""
     reductions = "def _rebuild_tensordict_files_consolidated(*_): ...\n"
     with standing_in(verl__protocol="class DataProto:\n    def __getstate__(self): return self.state\n",
@@ -293,7 +293,7 @@ def verl(folder: Path, rows: list[MadeRow], save: Callable[[Any, Any], None] = p
     return folder / "t" / "rows.pkl"
 
 
-def _record(module: str, **fields: Any) -> Any:
+def _record(module: str, **fields):
     """An object of a stand-in for the Experience of a module."""
     made = sys.modules[module.replace("__", ".")].Experience()
     vars(made).update(fields)

@@ -90,7 +90,7 @@ class TrainingEnvironment:
     Guarantees: actordbg can be imported in it only if somebody lends it.
     """
 
-    def __init__(self, folder: Path, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, without: tuple[str, ...] = ()):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.python = str(folder / "bin" / "python")
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"

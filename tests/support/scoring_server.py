@@ -16,7 +16,7 @@ Scores = Callable[[list[int]], list[float]]
 """ids [n] -> log-probs of ids[1:], [n-1]."""
 
 
-def scores_of(model: Any, temperature: float = 1.0) -> Scores:
+def scores_of(model, temperature: float = 1.0) -> Scores:
     """Log-probs of a transformers model, each row alone."""
     import torch
 
@@ -36,7 +36,7 @@ class ScoringServer:
     """
 
     def __init__(self, scores: Scores, kind: str = "vLLM", *, stale: Scores | None = None, stale_from: int = 0, broken: str = "",
-                 resettable: bool = True, token: str = "") -> None:  # fmt: skip
+                 resettable: bool = True, token: str = ""):  # fmt: skip
         self.scores, self.kind, self.stale, self.stale_from, self.broken = scores, kind, stale, stale_from, broken
         self.resettable, self.token = resettable, token
         self.cached: set[tuple[int, ...]] = set()
@@ -49,7 +49,7 @@ class ScoringServer:
         self.cached.add(tuple(ids))
         return [float("nan")] * len(values) if self.broken == "nan" else values
 
-    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, body) -> tuple[int, Any]:
         self.paths.append(path)
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": "toy", "object": "model", "max_model_len": 512}]}
@@ -68,7 +68,7 @@ class ScoringServer:
             return 200, [self.generated(ids, body) for ids in body["input_ids"]]
         return 404, {"detail": "Not Found"}
 
-    def completion(self, index: int, ids: list[int], body: Any) -> dict[str, Any]:
+    def completion(self, index: int, ids: list[int], body) -> dict[str, Any]:
         if "allowed_token_ids" in body:
             value = self.of_row([*ids, *body["allowed_token_ids"]])[-1]
             return {"index": index, "logprobs": {"token_logprobs": [value]}, "prompt_logprobs": None}
@@ -77,7 +77,7 @@ class ScoringServer:
         given = None if self.broken == "no-logprobs" else [None, *entries][: -1 if self.broken == "cut" else None]
         return {"index": index, "prompt_logprobs": given, "logprobs": None}
 
-    def generated(self, ids: list[int], body: Any) -> dict[str, Any]:
+    def generated(self, ids: list[int], body) -> dict[str, Any]:
         start = body["logprob_start_len"]
         scored = self.of_row(ids)[start:]
         return {"meta_info": {"input_token_logprobs": [[None, ids[start], None], *([value, token, None] for value, token in zip(scored, ids[start + 1 :], strict=True))]}}  # fmt: skip
@@ -88,7 +88,7 @@ def serving(server: ScoringServer) -> Iterator[str]:
     """Serve on a free port of loopback; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
-        def _respond(self, body: Any) -> None:
+        def _respond(self, body):
             allowed = not server.token or self.headers.get("Authorization") == f"Bearer {server.token}"
             status, answer = server.answer(self.path, body) if allowed else (401, {"error": "Unauthorized"})
             data = json.dumps(answer).encode()
@@ -97,14 +97,14 @@ def serving(server: ScoringServer) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self._respond(None)
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self._respond(json.loads(raw) if raw else None)
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, *_): ...
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)

@@ -59,7 +59,7 @@ MOODS = ("good",) * 30 + ("nan", "broken")
 class Actor(torch.nn.Module):
     """An actor that raises or returns NaN when it is told to. Guarantees: computes nothing else."""
 
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, mood: str = "good") -> torch.Tensor:
+    def forward(self, sequences, action_mask=None, attention_mask=None, mood: str = "good") -> torch.Tensor:
         if mood == "broken":
             raise ValueError("they say")
         return sequences.float() * (float("nan") if mood == "nan" else 1)
@@ -79,10 +79,10 @@ class Disk(Store):
         return super().publish_dump(record, blob)
 
 
-def faulty(function: Any, dice: random.Random, often: float, error: BaseException) -> Any:
+def faulty(function, dice: random.Random, often: float, error: BaseException):
     """`function`, which raises now and then."""
 
-    def fails(*args: Any, **kwargs: Any) -> Any:
+    def fails(*args, **kwargs):
         if dice.random() < often:
             raise error
         return function(*args, **kwargs)
@@ -98,7 +98,7 @@ def switches(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def live(recording: Recording, dice: random.Random, calls: int, shared: Any) -> None:
+def live(recording: Recording, dice: random.Random, calls: int, shared):
     """So many calls; `shared` holds how many of them were made while recording was on."""
     actor, on = Actor(), 0
     for number in range(calls):
@@ -177,7 +177,7 @@ class Memory:
     objects: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
 
-    def look(self, calls: int) -> None:
+    def look(self, calls: int):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -196,7 +196,7 @@ class Memory:
 
         return {"objects_a_call": round(growth(self.objects), 3), "bytes_a_call": round(1024 * growth(self.kilobytes), 1)}
 
-    def is_flat(self) -> None:
+    def is_flat(self):
         """AssertionError if something stays for each call, or for each actor, descriptors too."""
         told = self.came_to_stay()
         looked_at = self.calls[-1] - self.calls[-1 - len(self.calls) // 4]
@@ -237,7 +237,7 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     writing.PUBLISH_SECONDS = writing.LOOK_SECONDS = 0.02
     print(f"seed {seed}", file=sys.stderr)
-    total: dict[str, Any] = {"seed": seed, "lives": 0}
+    total = {"seed": seed, "lives": 0}
     try:
         while total.get("calls", 0) < calls // 2:
             for name, count in one_life(root, seed + total["lives"], min(LIFE, calls // 4)).items():

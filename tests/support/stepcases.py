@@ -62,7 +62,7 @@ class RecordedRun:
         process: int = 0,
         step: int = 4,
         publishes: Callable[[DumpRecord], bool] = lambda record: True,
-    ) -> None:
+    ):
         """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights. process:
         a later job's processes. publishes: which losses are recorded.
         """
@@ -71,8 +71,8 @@ class RecordedRun:
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
-        alone: list[float] = []
-        figures: list[dict[str, float]] = []
+        alone = []
+        figures = []
         summed = [torch.zeros_like(parameter) for parameter in model.parameters()]
         for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
             part = self._terms(batch, clipped=True).sum() / total
@@ -91,7 +91,7 @@ class RecordedRun:
         self.reference = Side(tuple(figures), log_probs, {})
         self._publish(batches, total, {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None}[self.applied])
 
-    def _tiny_model(self) -> Any:
+    def _tiny_model(self):
         """A tiny Llama on disk, which a replay loads."""
         from transformers import AutoModelForCausalLM
 
@@ -99,14 +99,14 @@ class RecordedRun:
         model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
         return model
 
-    def _pairs(self) -> Any:
+    def _pairs(self):
         """A model that knows pairs of tokens, for tests that replay nothing."""
         model = torch.nn.Sequential(torch.nn.Embedding(VOCAB, 8), torch.nn.Linear(8, VOCAB))
         for parameter in model.parameters():
             parameter.data.normal_(generator=self._made)
         return model
 
-    def _batch(self, model: Any, moved: float) -> dict[str, Tensor]:
+    def _batch(self, model, moved: float) -> dict[str, Tensor]:
         lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=self._made)
         mask = torch.arange(ANSWER) < lengths
         prompt = torch.randint(3, VOCAB, (ROWS, PROMPT), generator=self._made)
@@ -137,7 +137,7 @@ class RecordedRun:
         made = record(index + self._process)
         return replace(made, dump_id=make_dump_id(made.timestamp, index, 4711 + self._process + rank, f"{index:08x}"))
 
-    def _publish(self, batches: list[tuple[int, int, dict[str, Tensor]]], total: int, norm: float | None) -> None:
+    def _publish(self, batches: list[tuple[int, int, dict[str, Tensor]]], total: int, norm: float | None):
         dp_size, engine = self.dp_size or self.ranks, self.engine or self.places
         by = total / self.places * self.tokens
         facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}

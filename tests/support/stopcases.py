@@ -53,7 +53,7 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 class AtTerminal:
     """`actordbg` in a terminal of 80 columns. `shown` is everything since the last prompt."""
 
-    def __init__(self, store: Store, *arguments: str, **extra: str) -> None:
+    def __init__(self, store: Store, *arguments: str, **extra: str):
         command = ["-m", "actordbg", "--store", str(store.root), *arguments]
         self.child = pexpect.spawn(
             sys.executable, command, env=environment(extra), encoding="utf-8", timeout=PATIENCE_S, dimensions=(40, 80)
@@ -155,7 +155,7 @@ def live_job(folder: Path, ranks: int, steps: int, **extra: str) -> Iterator[lis
     program.write_text(JOB)
     shared = environment(extra) | {"WORLD_SIZE": str(ranks), "MASTER_PORT": "29555", "ACTORDBG_STOP_DIR": str(folder)}
     command = [sys.executable, str(program), str(steps)]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}, **pipes) for rank in range(ranks)]
     try:
         yield started

@@ -51,17 +51,17 @@ def build(root: Path) -> Store:
     return store
 
 
-def counters(run: str, **said: Any) -> dict[str, Any]:
+def counters(run: str, **said) -> dict[str, Any]:
     """What a process of a run counted that has ended and captured nothing."""
     counts = ("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation", "rotated", "rotated_bytes",
               "outputs_dropped")  # fmt: skip
     moment = now_timestamp()
-    told: dict[str, Any] = {"format": 1, "pid": 1, "run": run, "host": "h", "instance": "a", "state": "ended", "since": moment}
+    told = {"format": 1, "pid": 1, "run": run, "host": "h", "instance": "a", "state": "ended", "since": moment}
     told |= {"heartbeat": moment, "dropped": {}, "sampled_out": {}, "triggered": {}}
     return dict.fromkeys(counts, 0) | told | said
 
 
-def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
+def _publish_records(store: Store, records: Sequence[DumpRecord]):
     """A noise floor and a matrix of the first replay, and counters of a process that ended."""
     moment, floor = now_timestamp(), {"max_abs": 0.5, "clip_share": 0.1}
     dump_id = records[0].dump_id

@@ -21,12 +21,12 @@ from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.store.layout import Store
 
 
-def make_spec(count: int, **settings: Any) -> ReplaySpec:
+def make_spec(count: int, **settings) -> ReplaySpec:
     inputs = [ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count)]
     return spec_of(inputs, **({"timeout_s": 30.0} | settings))
 
 
-def spec_of(inputs: Iterable[ReplayInput], **settings: Any) -> ReplaySpec:
+def spec_of(inputs: Iterable[ReplayInput], **settings) -> ReplaySpec:
     return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
 
 
@@ -44,12 +44,12 @@ def fake_launcher(sessions: list[int], module: str = "fake_worker") -> Callable[
 class Bench:
     """Runs a scripted replay and remembers the sessions that it started."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store):
         self.store = store
         self.sessions: list[int] = []
         self.news: list[Progress] = []
 
-    def run(self, spec: ReplaySpec, script: dict[str, Any], **options: Any) -> ReplayOutcome:
+    def run(self, spec: ReplaySpec, script: dict[str, Any], **options) -> ReplayOutcome:
         folder = self.store.replays / spec.replay_id
         make_folder(folder)
         (folder / "script.json").write_text(json.dumps(script))
@@ -64,7 +64,7 @@ class Bench:
 def ctrl_c_after(dump_id: str) -> Callable[[Progress], None]:
     """What presses Ctrl-C when this input has its result."""
 
-    def hear(event: Progress) -> None:
+    def hear(event: Progress):
         if event.result and event.result.dump_id == dump_id:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -73,7 +73,7 @@ def ctrl_c_after(dump_id: str) -> Callable[[Progress], None]:
 
 def booted(folder: Path) -> int:
     """The process that was a replay's rank 0 first."""
-    pid: int = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    pid = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
     return pid
 
 

@@ -115,7 +115,7 @@ def traced(work: Callable[[], object], folders: Sequence[Path], way: Way | None 
     return _Tracer(child, [f"{os.path.realpath(folder)}/" for folder in folders], way, at).run()
 
 
-def _be_traced(work: Callable[[], object]) -> None:
+def _be_traced(work: Callable[[], object]):
     code = 70
     try:
         _ptrace(TRACEME, 0)
@@ -133,7 +133,7 @@ def _be_traced(work: Callable[[], object]) -> None:
 class _Tracer:
     """Follows one child to its end."""
 
-    def __init__(self, child: int, folders: list[str], way: Way | None, at: int) -> None:
+    def __init__(self, child: int, folders: list[str], way: Way | None, at: int):
         self.child, self.folders, self.way, self.at = child, tuple(folders), way, at
         self.end = End()
 
@@ -157,7 +157,7 @@ class _Tracer:
             with contextlib.suppress(ProcessLookupError):
                 self._stopped(pid, status)
 
-    def _stopped(self, pid: int, status: int) -> None:
+    def _stopped(self, pid: int, status: int):
         event, number = status >> 16, os.WSTOPSIG(status)
         if event == EVENT_SECCOMP:
             self._called(pid)
@@ -166,7 +166,7 @@ class _Tracer:
         else:
             _ptrace(CONT, pid, number)
 
-    def _called(self, pid: int) -> None:
+    def _called(self, pid: int):
         registers = Registers()
         _ptrace(GETREGS, pid, ctypes.addressof(registers))
         name, files, failure = CALLS[registers.orig_rax]
@@ -185,7 +185,7 @@ class _Tracer:
         else:
             _ptrace(CONT, pid)
 
-    def _interfere(self, pid: int, registers: Registers, failure: int) -> None:
+    def _interfere(self, pid: int, registers: Registers, failure: int):
         if self.way in ("fail", "full"):  # skipped: a number that no call has, and the answer that it would have given
             registers.orig_rax, registers.rax = 2**64 - 1, 2**64 - failure
             _ptrace(SETREGS, pid, ctypes.addressof(registers))
@@ -233,7 +233,7 @@ def _path(pid: int, folder: int | None, address: int | None) -> str:
     return os.path.normpath(os.path.join(start, path))
 
 
-def _ptrace(request: int, pid: int, data: int = 0) -> None:
+def _ptrace(request: int, pid: int, data: int = 0):
     if _libc.ptrace(request, pid, None, data) == -1:
         code = ctypes.get_errno()
         if code == errno.ESRCH:
@@ -241,7 +241,7 @@ def _ptrace(request: int, pid: int, data: int = 0) -> None:
         raise OSError(code, f"ptrace {request}: {os.strerror(code)}")
 
 
-def _install_filter() -> None:
+def _install_filter():
     """Stop at the calls of `CALLS`: of openat only those that make or empty a file, of mmap only shared ones."""
 
     def statement(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:

@@ -96,7 +96,7 @@ class Job:
 class Victims:
     """The fork server, as the test sees it. `folder`: for what is shared with the victims."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self._folder = folder
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._server = subprocess.Popen([sys.executable, __file__], env=environment(), **pipes)
@@ -104,7 +104,7 @@ class Victims:
     def __enter__(self) -> Victims:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(30)
@@ -163,11 +163,11 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 class Reporting:
     """What the victim shares with the test."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str):
         with open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), SHARED)
 
-    def add(self, place: int) -> None:
+    def add(self, place: int):
         count = struct.unpack_from("<Q", self.memory, 8 * place)[0]
         struct.pack_into("<Q", self.memory, 8 * place, count + 1)
 
@@ -183,29 +183,29 @@ _publish = StoreFiles.publish_dump
 class Actor(torch.nn.Module):
     """An actor whose forward does what its victim is there for: `inside`."""
 
-    def __init__(self, job: Job, shared: Reporting) -> None:
+    def __init__(self, job: Job, shared: Reporting):
         super().__init__()
         self.job, self.shared, self.inside = job, shared, lambda: None
 
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: Any = False) -> Any:
+    def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False):
         self.shared.add(1)
         self.inside()
         return sequences
 
-    def call(self, seed: int) -> None:
+    def call(self, seed: int):
         given = inputs(seed)
         self.shared.add(0)
         self(**given)
 
 
-def calls(actor: Actor) -> None:
+def calls(actor: Actor):
     """As many calls as it is told to make, and an end as it should be; else call after call, until somebody kills the process."""
     actor.inside = lambda: time.sleep(actor.job.pause)
     for seed in range(actor.job.calls or SHARED - ACKED):
         actor.call(actor.job.seed + seed)
 
 
-def dies_inside(actor: Actor) -> None:
+def dies_inside(actor: Actor):
     """Dies in one of many ways at the beginning of a forward, after some calls that went well."""
     for seed in range(actor.job.calls):
         actor.call(seed)
@@ -213,14 +213,14 @@ def dies_inside(actor: Actor) -> None:
     actor.call(actor.job.calls)
 
 
-def dies_after(actor: Actor) -> None:
+def dies_after(actor: Actor):
     """Dies right after a forward returned, as in its backward."""
     for seed in range(actor.job.calls + 1):
         actor.call(seed)
     DEATHS[actor.job.way]()
 
 
-def hangs(actor: Actor) -> None:
+def hangs(actor: Actor):
     """Is inside of forward until the file `go` is in the store, then makes three more calls."""
     for seed in range(actor.job.calls):
         actor.call(seed)
@@ -231,7 +231,7 @@ def hangs(actor: Actor) -> None:
         actor.call(actor.job.calls + 1 + seed)
 
 
-def stuck(actor: Actor) -> None:
+def stuck(actor: Actor):
     """The disk hangs from the first dump on; calls continue, then wait inside of the last one."""
     StoreFiles.publish_dump = lambda store, record, blob: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
     for seed in range(actor.job.calls):
@@ -240,7 +240,7 @@ def stuck(actor: Actor) -> None:
     actor.call(actor.job.calls)
 
 
-def large(actor: Actor) -> None:
+def large(actor: Actor):
     """Calls with a megabyte of input each; it stays inside of the last one."""
     for seed in range(actor.job.calls + 1):
         if seed == actor.job.calls:
@@ -249,14 +249,14 @@ def large(actor: Actor) -> None:
         actor(torch.full((2, 60_000), seed))
 
 
-def recovers(actor: Actor) -> None:
+def recovers(actor: Actor):
     """Recovers what there is in its store, and its rings folder."""
     store = Store(actor.job.store)
     problems = [report.problem for report in recover(store, find_rings(store)) if report.problem]
     os._exit(3 if problems else 0)
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
+def wait_for(condition, seconds: float = 60):
     """Wait until a condition holds; fails after a while."""
     end = time.monotonic() + seconds
     while not condition():
@@ -264,11 +264,11 @@ def wait_for(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def _raise() -> None:
+def _raise():
     raise RuntimeError("out of memory: an error that nobody catches")
 
 
-def _segfault() -> None:
+def _segfault():
     ctypes.string_at(0)
 
 
@@ -284,7 +284,7 @@ DEATHS = {
 BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, hangs, stuck, large, recovers)}
 
 
-def _live(job: Job) -> None:
+def _live(job: Job):
     """The life of a victim. It never outlives the fork server, whatever becomes of the test."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
@@ -295,7 +295,7 @@ def _live(job: Job) -> None:
     StoreFiles.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
     captured = Item.captured
 
-    def acknowledged(item: Item, nbytes: int, trigger: str | None) -> None:
+    def acknowledged(item: Item, nbytes: int, trigger: str | None):
         captured(item, nbytes, trigger)
         shared.memory[ACKED + item.number] = 1
 
@@ -304,7 +304,7 @@ def _live(job: Job) -> None:
     BODIES[job.body](Actor(job, shared))
 
 
-def _serve() -> None:
+def _serve():
     """Fork a victim for each job that comes in, and answer with its pid; or wait for one, and answer with its exit code."""
     import multiprocessing.util  # noqa: F401  # what victims need and the server can import for them
 

@@ -3,8 +3,6 @@
 The signatures are those of the released versions; the classes do nothing but have them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,8 +12,7 @@ from actorcases import make_dump
 
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
-from actordbg.store.payload import Dump
-from actordbg.trainers.captured_call import ReplayedCall, Signature, make_call, read_result, summary_mask
+from actordbg.trainers.captured_call import Signature, make_call, read_result, summary_mask
 from actordbg.trainers.openrlhf import build
 from actordbg.trainers.openrlhf.build import actor_arguments, init_parameters
 from actordbg.trainers.rows_actor import drawn_share, resolved_attention, resolved_dtype
@@ -89,7 +86,7 @@ def test_dtype_and_attention_are_those_of_most_parameters_and_of_the_text_model(
     assert resolved_attention(SimpleNamespace(config=config)) == "eager"
 
 
-def called(kind: type, dump: Dump) -> ReplayedCall:
+def called(kind, dump):
     return make_call(Signature.of(kind("any")), dump, 4096, CPU)
 
 

@@ -4,13 +4,10 @@ One fresh process (the support changes torch, so it has no place in this one) do
 read that. It has no compiler on its PATH, so anything that would compile C++ fails there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from roots import ROOT
@@ -103,7 +100,7 @@ print("FACTS" + json.dumps(facts))
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory):
     """What the probe found out in its own process."""
     import torch
 
@@ -120,7 +117,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
     assert lines, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("FACTS"))
+    found = json.loads(lines[0].removeprefix("FACTS"))
     return found
 
 

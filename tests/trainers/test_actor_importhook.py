@@ -1,11 +1,8 @@
 """The import hook: actions run before or after a module, once, and the module notices nothing."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ SOURCE = "value = 1\ndef answer():\n    return value\n"
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path, monkeypatch):
     """The name of a module that can be imported and is not imported yet."""
     name = f"waiting_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
@@ -24,7 +21,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_actions_run_once_before_the_module_and_after_it_in_their_order_and_it_notices_nothing(module):
-    seen: list[object] = []
+    seen = []
     before_import(module, lambda: seen.append(module in sys.modules))
     after_import(module, lambda loaded: setattr(loaded, "value", 2))
     for number in range(3):

@@ -21,7 +21,6 @@ from torch import nn
 
 from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.store.layout import Store
 from actordbg.trainers import trl_losses, verl_adapter
 from actordbg.trainers.recorded_losses import _Recorder
 from actordbg.trainers.recorded_model import attach
@@ -36,15 +35,15 @@ MASK = REAL[:, PROMPT:]
 class Policy(nn.Module):
     """Log-probs that depend on a parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(0.7))
 
-    def scores(self, ids: torch.Tensor) -> torch.Tensor:
+    def scores(self, ids):
         return -(self.weight * ids.float() / 10).exp()
 
 
-def ppo(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, by: Any) -> torch.Tensor:
+def ppo(new, old, advantages, mask, by):
     ratio = (new - old).exp()
     terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
     return (terms * mask).sum() / by
@@ -55,13 +54,13 @@ Trainer: TypeAlias = tuple[dict[str, ModuleType], Callable[[], Any], Callable[[]
 NORM = 2.5
 
 
-def skyrl(model: Policy) -> Trainer:
+def skyrl(model):
     class HFModelWrapper:
         model: Any
 
-        def forward(self, sequences: Any, num_actions: int, attention_mask: Any = None, temperature: float = 1.0,
-                    return_output: bool = False, compute_entropy: bool = False, entropy_requires_grad: bool = True,
-                    pixel_values: Any = None, image_grid_thw: Any = None) -> Any:  # fmt: skip
+        def forward(self, sequences, num_actions, attention_mask = None, temperature = 1.0,
+                    return_output = False, compute_entropy = False, entropy_requires_grad = True,
+                    pixel_values = None, image_grid_thw = None):  # fmt: skip
             return self.model.scores(sequences[:, -num_actions:]), {"entropy": 1 / (1.0 + sequences)}
 
     class PolicyWorkerBase:
@@ -71,12 +70,10 @@ def skyrl(model: Policy) -> Trainer:
         algorithm.off_policy_correction = SimpleNamespace(tis_ratio_type=None, token_tis_ratio_clip_high=2.0)
         cfg, mesh_rank = SimpleNamespace(algorithm=algorithm), SimpleNamespace(dp_size=1)
 
-        def optim_step(self) -> float:
+        def optim_step(self):
             return NORM
 
-        def _forward_backward_micro(
-            self, experience: Any, microbatch_weight: float, loss_fn: Any = None, loss_fn_config: Any = None
-        ) -> Any:
+        def _forward_backward_micro(self, experience, microbatch_weight, loss_fn=None, loss_fn_config=None):
             new, more = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]
             loss = ppo(new, experience.action_log_probs, experience.advantages, experience.loss_mask, by=1)
             mask, entropy = experience.loss_mask, more["entropy"][:, -ANSWER - 1 : -1]
@@ -98,16 +95,16 @@ def skyrl(model: Policy) -> Trainer:
     return modules, lambda: worker._forward_backward_micro(experience, 0.5)["final_loss"], lambda: worker.optim_step()
 
 
-def verl(model: Policy) -> Trainer:
+def verl(model):
     losses, engines = ModuleType("verl.workers.utils.losses"), ModuleType("verl.workers.engine.fsdp.transformer_impl")
 
-    def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
+    def jagged(rows):
         return torch.nested.nested_tensor(rows, layout=torch.jagged)
 
     real = [ids[mask > 0] for ids, mask in zip(IDS, REAL, strict=True)]
     counts = MASK.sum(1).tolist()
 
-    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    def ppo_loss(config, model_output, data, dp_group=None):
         rows = zip(model_output["log_probs"].unbind(), counts, strict=True)
         new = torch.nn.utils.rnn.pad_sequence([values[-count - 1 : -1] for values, count in rows], batch_first=True)
         old = torch.nn.utils.rnn.pad_sequence(list(data["old_log_probs"].unbind()), batch_first=True)
@@ -117,13 +114,13 @@ def verl(model: Policy) -> Trainer:
         return loss + (penalties * MASK).sum() / data["batch_num_tokens"], {}
 
     class FSDPEngine:
-        def optimizer_step(self) -> float:
+        def optimizer_step(self):
             return NORM
 
     class FSDPEngineWithLMHead(FSDPEngine):
         module, model_config, lr_scheduler = model, SimpleNamespace(model_type="language_model"), SimpleNamespace()
 
-        def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+        def forward_step(self, micro_batch, loss_function, forward_only):
             rows = [torch.cat((model.scores(ids)[1:], torch.zeros(1))) for ids in real]
             output = {"log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
             output["entropy"] = torch.nested.as_nested_tensor([torch.ones_like(row) for row in rows], layout=torch.jagged)
@@ -144,9 +141,7 @@ def verl(model: Policy) -> Trainer:
     return {"a": losses, "b": engines}, lambda: engine.forward_step(batch, None, False)[0], lambda: engine.optimizer_step()
 
 
-def ran(
-    store: Store | None, name: str, monkeypatch: pytest.MonkeyPatch, calls_of_loss: int = 1, **control: Any
-) -> tuple[float, float, list[Any]]:
+def ran(store, name, monkeypatch, calls_of_loss=1, **control):
     """The loss, its gradient, and what was recorded."""
     model = Policy()
     modules, step, update = {"skyrl": skyrl, "verl": verl}[name](model)
@@ -190,7 +185,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store, mon
 def test_no_tensor_of_a_loss_is_held_after_it(store, monkeypatch):
     own, held = verl_adapter.LossCall, []
 
-    def weighted(*given: Any, **named: Any) -> Any:
+    def weighted(*given, **named):
         weights = torch.ones(MASK.shape)
         held.append(weakref.ref(weights))
         return own(*given, **named | {"weights": weights})
@@ -202,7 +197,7 @@ def test_no_tensor_of_a_loss_is_held_after_it(store, monkeypatch):
 
 def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a_step():
     """TRL divides by the tokens of a generation, which is rescaled to a step by the number of micro-batches alone."""
-    trainer: Any = MagicMock(loss_type="dapo", current_gradient_accumulation_steps=2, top_entropy_quantile=1.0, eos_token_ids=[2])
+    trainer = MagicMock(loss_type="dapo", current_gradient_accumulation_steps=2, top_entropy_quantile=1.0, eos_token_ids=[2])
     modes = []
     for steps in (2, 4):
         trainer.args = SimpleNamespace(delta=None, steps_per_generation=steps)

@@ -1,14 +1,11 @@
 """What our adapters read of calls as their trainers make them. The log has real trainings of those that are not installed here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import tomllib
@@ -30,7 +27,7 @@ from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
 from actordbg.trainers.recorded_model import attach, scores_of
-from actordbg.trainers.seam import Rows, Seam, Unreadable, note_update
+from actordbg.trainers.seam import Seam, Unreadable, note_update
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl
 from actordbg.trainers.verl_adapter import Verl
@@ -45,7 +42,7 @@ SKYRL = {"self": WRAPPER, "sequences": IDS, "num_actions": 2, "attention_mask": 
 SKYRL |= {"compute_entropy": True, "pixel_values": None}
 
 
-def read(seam: Any, call: dict[str, Any]) -> Rows:
+def read(seam, call):
     rows = seam.rows(call)
     assert rows.model is MODEL and rows.sequences is IDS and rows.attention_mask is MASK
     assert rows.temperature == 0.7 and rows.entropy
@@ -77,7 +74,7 @@ def test_trl_labels_count_for_the_token_before_them_and_packed_rows_have_positio
 
 def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_reference_and_what_peft_changed():
     class Peft(torch.nn.Module):
-        def get_base_model(self) -> torch.nn.Module:
+        def get_base_model(self):
             return MODEL
 
     class Training:
@@ -99,7 +96,7 @@ def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_
     model.is_gradient_checkpointing, model.config = True, SimpleNamespace(use_cache=True)  # type: ignore[assignment]
     call = {"self": model, "input_ids": IDS, "position_ids": IDS}
 
-    def leaks(**more: Any) -> bool:
+    def leaks(**more):
         rows = Plain.seams[0].rows(call | more)
         record = make_dump(
             arguments={f"context.{name}": one for name, one in rows.context.items()},
@@ -258,7 +255,7 @@ def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_pat
 def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_that_differs():
     from actordbg.trainers.fitting import Fit
 
-    def fit(version: str | None, *differs: str) -> Fit:
+    def fit(version, *differs):
         return Fit("mine", "m:A", "my-trainer", True, version, ("1.0",), ("m:f",), differs)
 
     assert adapter_check(fit("1.0")).status == "ok"

@@ -27,19 +27,19 @@ Made: TypeAlias = "tuple[list[ModuleType], Callable[[], object]]"
 """Modules with a trainer's functions, and what trains a step of two micro-batches."""
 
 
-def module(name: str, *functions: Any) -> Any:
+def module(name, *functions):
     made = ModuleType(name)
     vars(made).update({function.__name__: function for function in functions})
     return made
 
 
-def scored(logits: torch.Tensor, ids: torch.Tensor, heat: float = HEAT) -> torch.Tensor:
+def scored(logits, ids, heat=HEAT):
     """Log-probs of the token behind each; of the last one's, a token 0."""
     following = torch.nn.functional.pad(ids[..., 1:], (0, 1))
     return (logits.float() / heat).log_softmax(-1).gather(-1, following[..., None]).squeeze(-1)
 
 
-def packed(model: Any) -> Any:
+def packed(model):
     return torch.cat([model(input_ids=row[None]).logits for row in ROWS], 1)
 
 
@@ -50,35 +50,33 @@ APART = torch.tensor([[0.0, 0.1, 0.1, -0.5, 0.1, -0.3], [0.0, 0.1, 0.5, -0.4, 0.
 """How much likelier a token is under an older policy than now, in nats, [B, S]."""
 
 
-def in_step(number: int) -> bool:
+def in_step(number):
     return STEP["now"] == number
 
 
-def scores_of(model: Any) -> torch.Tensor:
+def scores_of(model):
     """The model's log-probs of the token at each place, [B, S]; 0 at the first, and in padding."""
     with torch.no_grad():
         rows = [scored(model(input_ids=row[None]).logits, row[None]).squeeze(0)[:-1] for row in ROWS]
     return torch.stack([torch.nn.functional.pad(row, (1, 5 - len(row))) for row in rows])
 
 
-def surrogate(new: Any, old: Any, gain: Any, *, low: float = 0.2, high: float = 0.3) -> Any:
+def surrogate(new, old, gain, *, low=0.2, high=0.3):
     ratio = (new - old).exp()
     return -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
 
 
-def nemo_rl(model: Any) -> Made:
-    def model_forward(model: Any, processed_inputs: Any, is_reward_model: bool = False) -> Any:
+def nemo_rl(model):
+    def model_forward(model, processed_inputs, is_reward_model=False):
         return model(input_ids=processed_inputs.input_ids, attention_mask=processed_inputs.attention_mask)
 
-    def forward_with_post_processing_fn(
-        model: Any, post_processing_fn: Any, processed_mb: Any, sampling_params: Any = None
-    ) -> Any:
+    def forward_with_post_processing_fn(model, post_processing_fn, processed_mb, sampling_params=None):
         logits = at.model_forward(model, processed_mb.processed_inputs).logits.div_(sampling_params.temperature)  # in place
         new = scored(logits, WIDE, 1.0)[:, :-1]
         valid = {"global_valid_seqs": torch.tensor(4), "global_valid_toks": torch.tensor(10)}
         return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict, **valid), {}, processed_mb
 
-    def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> Any:
+    def automodel_forward_backward(model, data_iterator, post_processing_fn, forward_only=False):
         heat, results = SimpleNamespace(temperature=HEAT), []
         for each in data_iterator:
             results.append(at.forward_with_post_processing_fn(model, post_processing_fn, each, heat)[0])
@@ -86,7 +84,7 @@ def nemo_rl(model: Any) -> Made:
         return results
 
     class NLLLossFn:
-        def __call__(self, next_token_logprobs: Any, data: Any) -> Any:
+        def __call__(self, next_token_logprobs, data):
             return -(next_token_logprobs * data["token_mask"][:, 1:]).sum(), {}
 
     class ClippedPGLossFn:
@@ -97,7 +95,7 @@ def nemo_rl(model: Any) -> Made:
         use_importance_sampling_correction, truncated_importance_sampling_type = True, "tis"
         truncated_importance_sampling_ratio, truncated_importance_sampling_ratio_min = 1.05, None
 
-        def __call__(self, next_token_logprobs: Any, data: Any, global_valid_seqs: Any, global_valid_toks: Any) -> Any:
+        def __call__(self, next_token_logprobs, data, global_valid_seqs, global_valid_toks):
             names = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs", "advantages", "token_mask")
             old, engine, base, gain, mask = (data[name][:, 1:] for name in names)
             low, high = (0.3, 0.2) if in_step(1) else (0.2, 0.3)
@@ -122,29 +120,29 @@ def nemo_rl(model: Any) -> Made:
     return [at, losses], lambda: at.automodel_forward_backward(model, batches, ClippedPGLossFn())
 
 
-def prime_rl(model: Any) -> Made:
+def prime_rl(model):
     def forward(
-        model: Any, input_ids: Any, position_ids: Any, *, seq_lens: Any, labels: Any = None, temperature: Any = None,
-        routed_experts: Any = None, mm_kwargs: Any = None, mm_token_type_ids: Any = None, seq_lens_are_pre_shard: bool = False,
-    ) -> Any:  # fmt: skip
+        model, input_ids, position_ids, *, seq_lens, labels = None, temperature = None,
+        routed_experts = None, mm_kwargs = None, mm_token_type_ids = None, seq_lens_are_pre_shard = False,
+    ):  # fmt: skip
         return {"logprobs": scored(packed(model), input_ids), "entropy": torch.zeros(input_ids.shape)}
 
     def compute_loss(
-        trainer_logprobs: Any, inference_logprobs: Any, ref_logprobs: Any, advantages: Any, loss_mask: Any, rl_weights: Any,
-        ce_weights: Any, ref_kl_weights: Any, rl_loss_fn: Any, rl_scale: int,
-    ) -> Any:  # fmt: skip
+        trainer_logprobs, inference_logprobs, ref_logprobs, advantages, loss_mask, rl_weights,
+        ce_weights, ref_kl_weights, rl_loss_fn, rl_scale,
+    ):  # fmt: skip
         given = zip(trainer_logprobs, inference_logprobs, advantages, loss_mask, strict=True)
         return sum(rl_loss_fn(*of) for of in given) / (4 if in_step(2) else rl_scale), {}
 
-    def setup_rl_loss_fn(loss_config: Any) -> Any:
-        def rl_fn(new: Any, old: Any, gain: Any, mask: Any) -> Any:
+    def setup_rl_loss_fn(loss_config):
+        def rl_fn(new, old, gain, mask):
             moved = new.exp() - old.exp()
             kept = torch.where(gain > 0, moved <= loss_config.dppo_mask_high, moved >= -loss_config.dppo_mask_low) | in_step(1)
             return (mask * (loss_config.kl_tau * (new - old) ** 2 - kept * loss_config.adv_tau * gain * (new - old).exp())).sum()
 
         return rl_fn
 
-    def clip_grad_norm_(manager: Any, model: Any, max_norm: float, ep_enabled: bool) -> torch.Tensor:
+    def clip_grad_norm_(manager, model, max_norm, ep_enabled):
         return torch.tensor(2.5)
 
     at, losses = module("prime_rl.trainer.model", forward), module("prime_rl.trainer.rl.loss", compute_loss)
@@ -152,7 +150,7 @@ def prime_rl(model: Any) -> Made:
 
     by = setup_rl_loss_fn(SimpleNamespace(dppo_mask_high=5e-4, dppo_mask_low=5e-4, adv_tau=0.9, kl_tau=0.01))
 
-    def train() -> None:
+    def train():
         mask, gain, apart = (
             [of[:total] for of, total in zip(rows, TOTALS, strict=True)] for rows in (COUNTED.bool(), GAIN, APART)
         )
@@ -166,30 +164,30 @@ def prime_rl(model: Any) -> Made:
     return [at, losses, steps], train
 
 
-def areal(model: Any) -> Made:
+def areal(model):
     filtered = SimpleNamespace(level="token", metric="ratio", action="clamp", lower=None, upper=1.05)
 
     class FSDPEngine:
         config, parallel_helper = SimpleNamespace(is_critic=False, temperature=HEAT), SimpleNamespace(sp_size=1)
 
-        def _compute_logprobs(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+        def _compute_logprobs(self, logits, inputs, ulysses_pad_size=0):
             return scored(logits, inputs["input_ids"].squeeze(0))
 
-        def _compute_logprobs_entropy(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+        def _compute_logprobs_entropy(self, logits, inputs, ulysses_pad_size=0):
             return scored(logits, inputs["input_ids"].squeeze(0)), torch.zeros(logits.shape[0])
 
-        def _compute_logprobs_and_loss(self, logits: Any, ctx: Any) -> Any:
+        def _compute_logprobs_and_loss(self, logits, ctx):
             new, entropy = (of[: -ctx.pad_length] for of in self._compute_logprobs_entropy(logits, ctx.model_inputs))
             return actor.grpo_loss_fn(new, entropy, ctx.mb_input)
 
-        def optimizer_step(self) -> dict[str, float]:
+        def optimizer_step(self):
             return {"grad_norm": 2.5}
 
     def grpo_loss_fn(
-        logprobs: Any, entropy: Any, input_data: Any, eps_clip: float = 0.2, eps_clip_higher: float | None = 0.3,
-        c_clip: float | None = None, rejection_sampling: Any = filtered, m2_threshold: float | None = None,
-        importance_sampling_level: str = "token", use_sapo_loss: bool = False,
-    ) -> Any:  # fmt: skip
+        logprobs, entropy, input_data, eps_clip = 0.2, eps_clip_higher = 0.3,
+        c_clip = None, rejection_sampling = filtered, m2_threshold = None,
+        importance_sampling_level = "token", use_sapo_loss = False,
+    ):  # fmt: skip
         mask, near = input_data["loss_mask"].bool(), input_data["prox_logp"]
         low, high = (0.3, 0.2) if in_step(1) else (0.2, 0.3)
         terms = surrogate(logprobs, near, input_data["advantages"], low=low, high=high)
@@ -197,7 +195,7 @@ def areal(model: Any) -> Made:
         return torch.where(mask, terms, 0.0).sum() / (mask.numel() if in_step(2) else mask.count_nonzero())
 
     at, actor = module("areal.engine.fsdp_engine", FSDPEngine), module("areal.trainer.ppo.actor", grpo_loss_fn)
-    engine: Any = FSDPEngine()
+    engine = FSDPEngine()
     engine.model = model
     of = (COUNTED, GAIN, scores_of(model) + APART)
     mask, gain, near = (torch.cat([row[:total].roll(-1) for row, total in zip(rows, TOTALS, strict=True)]) for rows in of)
@@ -205,7 +203,7 @@ def areal(model: Any) -> Made:
     padded = {"input_ids": torch.nn.functional.pad(LONG, (0, 2)), "cu_seqlens": torch.tensor([0, 6, 10, 12])}
     context = SimpleNamespace(model_inputs=padded, mb_input=data, pad_length=2)
 
-    def train() -> None:
+    def train():
         for _ in range(2):
             behind = model(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
             engine._compute_logprobs_and_loss(torch.cat((packed(model), behind), 1).squeeze(0), context).backward()
@@ -214,7 +212,7 @@ def areal(model: Any) -> Made:
     return [at, actor], train
 
 
-def listed(model: Any, slime: bool) -> Made:
+def listed(model, slime):
     args = SimpleNamespace(
         rollout_temperature=HEAT, allgather_cp=False, use_rollout_logprobs=False, advantage_estimator="grpo", use_tis=True,
         get_mismatch_metrics=False, tis_clip=1.05, tis_clip_low=0.0, eps_clip=0.2, eps_clip_high=0.3, eps_clip_c=None,
@@ -229,21 +227,19 @@ def listed(model: Any, slime: bool) -> Made:
         "ref_log_probs": old + 0.2,
         "loss_masks": COUNTED,
     }
-    batch: dict[str, Any] = {
+    batch = {
         name: [row[total - count : total] for row, total, count in zip(values, TOTALS, ANSWERS, strict=True)]
         for name, values in own.items()
     }
     rows = {"unconcat_tokens": ROWS, "total_lengths": TOTALS, "response_lengths": ANSWERS}
 
-    def get_log_probs_and_entropy(
-        logits: Any, *, args: Any, unconcat_tokens: Any, total_lengths: Any, response_lengths: Any, with_entropy: bool = False
-    ) -> Any:
+    def get_log_probs_and_entropy(logits, *, args, unconcat_tokens, total_lengths, response_lengths, with_entropy=False):
         every = scored(logits, LONG).squeeze(0).split(total_lengths)
         found = [row[-count - 1 : -1] for row, count in zip(every, response_lengths, strict=True)]
         given = {"log_probs": found, "entropy": [-of / 9 for of in found]}
         return (torch.empty(0), given) if slime else given
 
-    def policy_loss_function(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
+    def policy_loss_function(args, batch, logits, sum_of_sample_mean):
         scores = at.get_log_probs_and_entropy(logits, args=args, with_entropy=True, **rows)
         loss, scores = 0.0, scores[1] if slime else scores
         names = ("advantages", "log_probs", "rollout_log_probs", "ref_log_probs")
@@ -259,16 +255,16 @@ def listed(model: Any, slime: bool) -> Made:
         model: Any
         ref_model = None
 
-        def _train_step(self, batch: Any, step_id: int = 0, num_microbatches: int = 2) -> None:
+        def _train_step(self, batch, step_id=0, num_microbatches=2):
             losses.policy_loss_function(args, batch, packed(self.model), None)[0].backward()
 
-        def _compute_log_prob(self, model_tag: str, data_iterator: Any, num_microbatches: Any, store_prefix: str = "") -> None:
+        def _compute_log_prob(self, model_tag, data_iterator, num_microbatches, store_prefix=""):
             """Score nothing."""
 
-    def forward_only(f: Any, args: Any, model: Any, data_iterator: Any = None, store_prefix: str = "") -> None:
+    def forward_only(f, args, model, data_iterator=None, store_prefix=""):
         f(packed(model[0]), args=args, **rows)
 
-    def train_one_step(args: Any, model: Any) -> None:
+    def train_one_step(args, model):
         for _ in range(2):
             losses.policy_loss_function(args, batch | rows, packed(model[0]), None)[0].backward()
 
@@ -277,7 +273,7 @@ def listed(model: Any, slime: bool) -> Made:
         at = losses = module("slime.backends.megatron_utils.loss", get_log_probs_and_entropy, policy_loss_function)
         steps = module("slime.backends.megatron_utils.model", forward_only, train_one_step)
 
-        def train() -> None:
+        def train():
             steps.forward_only(at.get_log_probs_and_entropy, args, [model], store_prefix="ref_")  # not recorded
             steps.train_one_step(args, [model])
 

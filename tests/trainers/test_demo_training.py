@@ -1,7 +1,5 @@
 """Starting, following and ending a training: the log is understood, and no process is left behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -47,7 +45,7 @@ def test_a_log_tells_what_stands_in_that_models_are_built_and_steps_across_epoch
     assert ("stand-in" in ON_CPU[trainer]) == (trainer == "ppo")
 
 
-def _job(tmp_path: Path, script: str) -> TrainingJob:
+def _job(tmp_path, script):
     log = tmp_path / "train.log"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -57,7 +55,7 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
 
 
 def test_progress_is_reported_in_order_and_each_step_once(tmp_path):
-    seen: list[tuple[str, int]] = []
+    seen = []
     with _job(tmp_path, f"import time; print({SFT_LOG!r} * 2, flush=True)") as job:
         job.wait(lambda phase, step, text: seen.append((phase, step)), timeout=30)
     steps = [(phase, step) for phase, step in seen if phase != "loading"]
@@ -95,7 +93,7 @@ def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_pa
 
 
 def test_an_interruption_ends_the_training_and_passes_on(tmp_path):
-    def interrupt(*progress: object) -> None:
+    def interrupt(*progress):
         raise KeyboardInterrupt
 
     job = _job(tmp_path, "import time; time.sleep(60)")
@@ -105,7 +103,7 @@ def test_an_interruption_ends_the_training_and_passes_on(tmp_path):
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(tmp_path, monkeypatch):
     """An installed openrlhf that cannot be imported without leaving a trace."""
     package = tmp_path / "site-packages" / "openrlhf"
     (package / "models" / "__pycache__").mkdir(parents=True)

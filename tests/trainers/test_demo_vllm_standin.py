@@ -1,7 +1,5 @@
 """The stand-in for vLLM: what OpenRLHF imports is there, sampling follows the parameters, weights are synchronized."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib.util
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,14 +25,14 @@ from actordbg.trainers.openrlhf.vllm_standin import (
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncLLMEngine:
+def engine(tmp_path_factory):
     model, _ = build_assets(tmp_path_factory.mktemp("vllm"), 1)
     options = {"model": str(model), "seed": 1, "dtype": "float32", "enforce_eager": True}
     return AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**options))
 
 
-def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> Any:
-    async def last() -> Any:
+def _sample(engine, ids, params):
+    async def last():
         return [output async for output in engine.generate({"prompt_token_ids": ids}, params, request_id="1")][-1].outputs[0]
 
     return asyncio.run(last())
@@ -52,7 +49,7 @@ def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine):
     port, name, shape = free_port(), "lm_head.weight", torch.Size((512, 64))
     sent = [torch.full(shape, value, dtype=torch.bfloat16) for value in (77.0, 78.0)]
 
-    def policy() -> None:
+    def policy():
         sync = PyNcclCommunicator(StatelessProcessGroup.create("127.0.0.1", port, 0, 2), device="cpu")
         for weight in sent:
             sync.broadcast(weight, src=0, stream=None)

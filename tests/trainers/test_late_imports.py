@@ -1,9 +1,6 @@
 """DeepSpeed and inductor wait until they are used; what OpenRLHF's functions compute is the same."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -57,9 +54,9 @@ def test_an_engine_that_compiles_nothing_is_imported_without_what_compiles_which
 
 
 def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch):
-    asked: list[tuple[str, dict[str, Any]]] = []
+    asked = []
 
-    def compile_it(model: Any, **options: Any) -> Any:
+    def compile_it(model, **options):
         asked.append((getattr(model, "__name__", type(model).__name__), options))
         return model
 
@@ -67,11 +64,11 @@ def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_g
     with compiling_at_the_first_call("actordbg"):
 
         @torch.compile
-        def bare(value: int) -> int:
+        def bare(value):
             return value + 1
 
         @torch.compile(dynamic=True)
-        def chosen(value: int) -> int:
+        def chosen(value):
             return value * 2
 
         torch.compile(torch.nn.Identity())

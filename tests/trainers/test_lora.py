@@ -1,11 +1,8 @@
 """LoRA: the same model is the policy and, with its adapters off, the reference. Its adapter's folder is a model to replay with."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import roots
@@ -81,7 +78,7 @@ def test_weights_have_the_same_names_with_and_without_pefts_prefix():
     assert taken == plain and all(each.sha256 and each.sample for each in plain.values())
 
 
-def adapter_of(base: object, path: Path) -> Path:
+def adapter_of(base, path):
     path.mkdir()
     (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
     return path

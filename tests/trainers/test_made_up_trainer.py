@@ -1,7 +1,5 @@
 """A trainer that is made up, recorded by the adapter that the how-to writes, held against the truth."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -9,11 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +27,6 @@ from actordbg.records.replay_record import ReplayInput
 from actordbg.records.run_files import RECORDED_WEIGHTS, read_weights, weights_of
 from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from actordbg.trainers import captured_call, find_adapter, fitting, recorded_model
 from actordbg.trainers.openrlhf.told import _told, told
 from actordbg.trainers.seam import Rows, Seam, Unreadable
@@ -41,7 +35,7 @@ PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def written(tmp_path, monkeypatch):
     """The how-to's files, importable; its trainer's module."""
     for name, text in re.findall(r"```python file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         (tmp_path / name).write_text(text)
@@ -53,7 +47,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
         sys.modules.pop(name, None)
 
 
-def adapter_with(**changes: Any) -> Any:
+def adapter_with(**changes):
     """The how-to's adapter, with another seam."""
     adapter = importlib.import_module("my_adapter").MyAdapter
     adapter.seams = (replace(adapter.seams[0], **changes),)
@@ -61,12 +55,12 @@ def adapter_with(**changes: Any) -> Any:
 
 
 @pytest.fixture
-def recording(store: Store) -> Store:
+def recording(store):
     record_here(store)
     return store
 
 
-def attach(loop: ModuleType, store: Store) -> list[str]:
+def attach(loop, store):
     """Record the calls of the how-to's trainer."""
     return recorded_model.attach(loop, "my_adapter:MyAdapter", str(store.root))
 
@@ -74,7 +68,7 @@ def attach(loop: ModuleType, store: Store) -> list[str]:
 class Body(torch.nn.Module):
     """A model that computes next to nothing."""
 
-    def forward(self, **given: Any) -> Any:
+    def forward(self, **given):
         return type("Output", (), {"logits": torch.zeros(*given["input_ids"].shape, 16)})()
 
 
@@ -117,7 +111,7 @@ def test_a_complaint_that_nobody_can_hear_stops_no_training(written, recording, 
 def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(written, recording, capsys):
     read = importlib.import_module("my_adapter").MyAdapter.seams[0].rows
 
-    def rows(call: Any) -> Rows | None:
+    def rows(call):
         if call["keep"] == 1:
             raise Unreadable("one token is too few")
         if call["keep"] == 4:
@@ -145,7 +139,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
 
     made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model="model", needs=("model",))
 
-    def prepare(model: Any) -> None:
+    def prepare(model):
         model.forward = type(model).forward.__get__(model)
 
     written.prepare = prepare  # type: ignore[attr-defined]
@@ -239,7 +233,7 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, r
             model.lm_head.weight.add_(0.1 * torch.randn(16, 32))
     dumps_of(recording)
 
-    def check(*words: str) -> dict[str, Any]:
+    def check(*words):
         done = CliRunner().invoke(
             app, ["--store", str(recording.root), "check", "--recorded", "--json", "--model", folder, *words]
         )
@@ -319,7 +313,7 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
         "ACTORDBG_DISABLE": "",
     }
 
-    def run(*given: str) -> subprocess.CompletedProcess[str]:
+    def run(*given):
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
 

@@ -1,13 +1,10 @@
 """Molt is recorded without an adapter being named, by `patch` as by `run`; its package is made up here, in the shape of 0.2.1."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -123,11 +120,11 @@ class SFTTrainer:
 }
 
 
-def _shifted(values: torch.Tensor) -> torch.Tensor:
+def _shifted(values):
     return values.roll(1, 1)
 
 
-def _nan(values: torch.Tensor) -> torch.Tensor:
+def _nan(values):
     return values.clone().index_put((torch.tensor([0]), torch.tensor([-4])), torch.tensor(float("nan")))
 
 
@@ -142,7 +139,7 @@ FAULTS = {
 
 
 @pytest.fixture
-def molt(store: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def molt(store, tmp_path, monkeypatch):
     """The package, whose actor.py is patched; the modules of its actor, losses, trainers and strategy."""
     for name, text in FILES.items():
         path = tmp_path / "molt" / name
@@ -162,7 +159,7 @@ def molt(store: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def _model(folder: Any) -> Any:
+def _model(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """Faults planted in trainings of other trainers' own classes are named from their recorded losses; healthy ones are not."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

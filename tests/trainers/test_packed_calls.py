@@ -18,8 +18,6 @@ from actordbg.actor.rules import leaked
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import nested_values
 from actordbg.store import payload
-from actordbg.store.layout import Store
-from actordbg.store.payload import Dump
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
 
@@ -31,7 +29,7 @@ ROWS = [[5, 9, 11, 0, 0], [7, 0, 0, 0, 0], [3, 8, 4, 6, 2]]
 REAL = [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
 
 
-def jagged(values: torch.Tensor) -> torch.Tensor:
+def jagged(values):
     return torch.nested.nested_tensor_from_jagged(values.reshape(-1), BORDERS)
 
 
@@ -39,7 +37,7 @@ class Model(torch.nn.Module):
     pass
 
 
-def score(model: Any, given: dict[str, Any]) -> torch.Tensor:
+def score(model, given):
     """A function of a module, without a self: minus the id, for each token but the last."""
     return -IDS[:, 1:].float()
 
@@ -68,12 +66,12 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.fixture
-def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Dump]]:
+def record(store, monkeypatch):
     monkeypatch.setattr(recorded_model, "_told", set())
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
     monkeypatch.setattr("actordbg.trainers.recorded_model.of_user", lambda _: Packing)
 
-    def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
+    def run(*calls, before_the_end=lambda: None, **control):
         module = ModuleType("packing_loop")
         module.score = score  # type: ignore[attr-defined]
         assert recorded_model.attach(module, "packing", record_here(store, **control)) == ["packing_loop:score"]
@@ -141,9 +139,9 @@ def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_canno
 
 
 def test_what_a_ring_alone_had_is_recovered_as_rows(record, store):
-    live: list[Any] = []
+    live = []
 
-    def die() -> None:
+    def die():
         (report,) = recover(store, find_rings(store), live=True)
         live.extend((*report.dumps, *map(payload.load, store.iter_dumps())))
 
@@ -213,7 +211,7 @@ def test_values_come_back_as_they_were_nested():
     back = nested_values.nested(parts)
     assert back["proto"] == {"batch": {"ids": IDS}, "non_tensor_batch": {"uid": "a"}, "meta_info": {"t": 0.7}}
     assert back["images"] == [1, [2, 3]]
-    round_: list[Any] = []
+    round_ = []
     round_.append(round_)
     assert nested_values.flat({"round": round_}) == {"round.0.0.0.0.0": "left out: builtins.list"}
     assert len(nested_values.flat({"many": [[one] for one in range(999)]})) == nested_values.MOST_PARTS + 1

@@ -1,7 +1,5 @@
 """Which tokens a rank's tokens see, against the rule said token by token; with two processes: `test_actor_parallel`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ BORDERS = [0, 3, 8, 9, 12]
 """Rows of 3, 5, 1 and 3 tokens."""
 
 
-def row_of(place: int) -> int:
+def row_of(place):
     return next(row for row, end in enumerate(BORDERS[1:]) if place < end)
 
 

@@ -1,7 +1,5 @@
 """What is asked of the trainer: each thing that it provides is asked for somewhere, and little else knows its name."""
 
-from __future__ import annotations
-
 import re
 
 from roots import ROOT

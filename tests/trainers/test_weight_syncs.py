@@ -1,13 +1,9 @@
 """Transfers of weights are hashed on both sides: a real PPO with a faulty engine, and transfers made up for the rest."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -27,19 +23,18 @@ from actordbg.recorded.turns import turns_answer
 from actordbg.recorded.weight_ladder import weights_answer
 from actordbg.records.run_files import read_sync
 from actordbg.replay.launch import free_port
-from actordbg.store.layout import Store
 from actordbg.trainers.openrlhf import told, weight_syncs
 from actordbg.trainers.trainer import TRAINER
 
 A, B = "a" * 64, "b" * 64
 
 
-def parameter(had: str | None = A, arrived: str | None = A, loaded: int | None = 1, recorded: bool = True) -> SentParameter:
+def parameter(had=A, arrived=A, loaded=1, recorded=True):
     answers = (EngineAnswer(recorded, arrived, loaded),) if had else ()
     return SentParameter("bfloat16", (2, 3), had, had, answers)
 
 
-def synced(store: Store, *transfers: dict[str, SentParameter], apart: int = 1, engines: int = 1) -> Store:
+def synced(store, *transfers, apart=1, engines=1):
     for number, parameters in enumerate(transfers):
         when = f"2026-01-01T00:00:0{number}.000000Z"
         sync = WeightSync("r", 0, "h", 1, number, apart * number, when, 0.1, engines, parameters)
@@ -132,32 +127,32 @@ def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refus
 class FakeEngine:
     """An engine's handle: `update_weight.remote` loads, as a worker with OpenRLHF's extension does."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker):
         self.update_weight = SimpleNamespace(remote=lambda name, **more: [worker.update_weight(name, **more)])
 
 
 class WorkerWrap:
     """A worker whose model fuses nothing and knows no adapters."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source):
         known = {name for name, _ in source.named_parameters() if "lora" not in name}
         self.source, self.known = source, known
         self.model_runner = SimpleNamespace(model=nn.Module())
         self.model_runner.model.load_weights = lambda pairs: {name for name, _ in pairs} & known
 
-    def update_weight(self, name: str, dtype: Any, shape: Any, empty_cache: bool = False) -> None:
+    def update_weight(self, name, dtype, shape, empty_cache=False):
         self.model_runner.model.load_weights([(name, dict(self.source.named_parameters())[name].data)])
 
 
-def trainer_of(send: Callable[[str], bool]) -> Any:
+def trainer_of(send):
     class ActorPPOTrainer:
         """The part of OpenRLHF's trainer that sends weights."""
 
-        def __init__(self, module: nn.Module) -> None:
+        def __init__(self, module):
             self.actor = SimpleNamespace(model=SimpleNamespace(module=module, global_steps=3))
             self.vllm_engines = [FakeEngine(WorkerWrap(module))]
 
-        def broadcast_to_vllm(self) -> str:
+        def broadcast_to_vllm(self):
             for name, each in self.actor.model.module.named_parameters():
                 if send(name):
                     for engine in self.vllm_engines:
@@ -168,7 +163,7 @@ def trainer_of(send: Callable[[str], bool]) -> Any:
 
 
 @pytest.fixture
-def attach(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+def attach(store, monkeypatch):
     """Records the transfers of such a trainer as run "r"."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
@@ -192,7 +187,7 @@ def test_an_adapter_that_is_not_sent_or_not_known_is_named(store, attach, send, 
 
 
 def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(store, attach, monkeypatch, capsys):
-    def sha256(tensor: Any) -> str:
+    def sha256(tensor):
         if tensor.dim() < 3:
             raise RuntimeError("planted")
         return A
@@ -200,7 +195,7 @@ def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(store, a
     class Trainer(trainer_of(lambda name: True)):  # type: ignore[misc]
         _model_update_group = SimpleNamespace(broadcast=lambda tensor: None)
 
-        def broadcast_to_vllm(self) -> None:
+        def broadcast_to_vllm(self):
             super().broadcast_to_vllm()
             self._model_update_group.broadcast(torch.ones(1, 2, 3))  # of the last parameter, in another shape
 
@@ -222,7 +217,7 @@ def test_only_the_first_rank_of_an_engine_hashes(monkeypatch):
     weight_syncs.attach(SimpleNamespace(WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
     answers = []
     for rank in range(2):
-        worker: Any = WorkerWrap(nn.Linear(2, 2))
+        worker = WorkerWrap(nn.Linear(2, 2))
         worker.rank = rank
         answers.append(worker.update_weight("bias", dtype=None, shape=(2,)))
     assert answers == [{"sha256": A, "loaded": 1}, None]
@@ -245,7 +240,7 @@ def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch, lost):
     group = SimpleNamespace(broadcast=lambda tensor, src, stream: tensor.fill_(3.0))
 
     class Model(nn.Module):
-        def load_weights(self, weights: Any) -> set[str]:
+        def load_weights(self, weights):
             return set() if lost else {name for name, _ in weights}
 
     worker = module.WorkerWrap()

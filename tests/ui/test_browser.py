@@ -7,10 +7,8 @@ What a page is made of is tested without a browser in `test_page.py`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +32,7 @@ DRAWN = """async () => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install 'actordbg[dev]'")
     if CHROMIUM is None:
         pytest.skip("no Chromium here: pages were not looked at in a browser (apt-get install chromium)")
@@ -45,7 +43,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     made = {"report": page_of(5000), "tokens": tokens_page(), "matrix": as_html(matrix_document(MATRIX_OF_40, MatrixContext()))}
     for name, text in made.items():
@@ -61,12 +59,12 @@ class Shown:
     said: list[str]
     asked: list[str]
 
-    def is_visible(self, selector: str) -> bool:
+    def is_visible(self, selector):
         return bool(self.page.locator(selector).first.is_visible())
 
 
 @contextmanager
-def shown_in(browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", scripts: bool = True) -> Iterator[Shown]:
+def shown_in(browser, path, *, width=1280, scheme="light", scripts=True):
     size = {"width": width, "height": 800}
     with browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=scripts) as context:
         shown = Shown(context.new_page(), [], [])
@@ -108,7 +106,7 @@ def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser
         shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         cells = shown.page.locator("button.cell").count()
         assert cells == 40
-        reached: set[str] = set()
+        reached = set()
         for _ in range(cells + 60):
             shown.page.keyboard.press("Tab")
             name = shown.page.evaluate("document.activeElement.matches('button.cell') ? document.activeElement.dataset.why : ''")

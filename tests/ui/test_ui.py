@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
@@ -28,7 +27,6 @@ from actordbg.catalog import query
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
-from actordbg.store.layout import Store
 from actordbg.ui.ui_pages import condition_of, dump_page, dumps_page, replays_page, store_page
 from actordbg.ui.ui_server import HOST, UiServer
 
@@ -39,19 +37,19 @@ class Visitor:
 
     server: UiServer
 
-    def get(self, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    def get(self, path, **headers):
         connection = http.client.HTTPConnection(HOST, self.server.port, timeout=60)
         with contextlib.closing(connection):
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode(), {name.lower(): value for name, value in answer.getheaders()}
 
-    def admitted(self, path: str) -> tuple[int, str]:
+    def admitted(self, path):
         return self.get(f"/{self.server.token}{path}")[:2]
 
 
 @pytest.fixture(scope="module")
-def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+def visitor(tmp_path_factory):
     server = UiServer(hostile_store(tmp_path_factory.mktemp("ui") / "store"))
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -156,7 +154,7 @@ def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(s
 
 
 @pytest.fixture
-def browsed(store: Store) -> Iterator[Visitor]:
+def browsed(store):
     """A store with 130 dumps of two runs, a wrong replay of one, a right one of the other, and their comparison."""
     create_dumps(store, 125, 1, 8, run="long", seed=1)
     create_dumps(store, 5, 1, 40, run="short", seed=2)
@@ -179,7 +177,7 @@ def browsed(store: Store) -> Iterator[Visitor]:
     thread.join()
 
 
-def rows_of(page: str) -> list[list[str]]:
+def rows_of(page):
     """The texts of the first table of a page, without its heading."""
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     return [

@@ -23,6 +23,8 @@ MODULES = (
     "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
+COMMANDS = {"lint", "run"}
+"""Of `python -m actordbg`: they load torch, or what reads a store."""
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
 """And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
@@ -33,6 +35,7 @@ NOT_THEN = (
     "TORCHDYNAMO_DISABLE",
     "TORCHELASTIC_",
     "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_COMPILE_THREADS",
     "TORCH_FORCE_",
     "TORCH_NCCL_",
 )
@@ -45,7 +48,7 @@ def read_at_import() -> dict[str, str]:
     }
 
 
-def hand_over(template: str, words: list[str]) -> None:
+def hand_over(template: str, words: list[str]):
     """Run a module or a file in a fork, and end as it ends; return if there is none."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -116,6 +119,8 @@ if __name__ == "__main__":
     gc.disable()
     import huggingface_hub
     import peft  # noqa: F401
+    import sqlglot  # noqa: F401
+    import sqlmodel  # noqa: F401
     import torch._inductor.compile_fx
     import torch.distributed.fsdp
     import transformers  # noqa: F401
@@ -125,8 +130,10 @@ if __name__ == "__main__":
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
     sys.argv = serve(sys.argv[1], own)
     torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+    if threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
+        torch._inductor.config.compile_threads = int(threads)
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
-    if sys.argv[0] in MODULES:
+    if sys.argv[0] in (*MODULES, "actordbg"):
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif sys.argv[0] == "-c":
         sys.modules["__main__"] = type(sys)("__main__")  # what it starts by `multiprocessing` would run this file
@@ -136,5 +143,6 @@ if __name__ == "__main__":
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
     programs = *PROGRAMS, os.environ.get("FORKED_PROGRAM", PROGRAMS[0])
-    if words and (words[0] in MODULES or words[0].startswith(programs)):
+    desk = words[:1] == ["actordbg"] and not COMMANDS.isdisjoint(words)
+    if words and (desk or words[0] in MODULES or words[0].startswith(programs)):
         hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)
