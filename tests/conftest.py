@@ -17,6 +17,7 @@ import heavy
 import pytest
 import roots
 import torch
+from hypothesis import HealthCheck, settings
 from roots import FORKED, MEMORY
 
 from actordbg.document.blocks import WRONG, Verdict
@@ -37,6 +38,10 @@ def pytest_configure():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
     as_before_the_fork()
+    settings.register_profile(
+        "no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )  # a busy machine is no fault
+    settings.load_profile("no clock")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share two cores
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 

@@ -141,7 +141,7 @@ def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile):
     assert float(rows[1]["slot"]) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text() | st.sampled_from(["=1", "+1", "-1", "@x", "'=1", "''=1", "'quoted'", "it's", "a\nb", "naïve", "日本"]))
 def test_each_output_keeps_ordinary_text_and_hides_nothing(text):
     for show in (foreign_text.in_lines, foreign_text.in_line, foreign_text.in_csv, foreign_text.in_shell):

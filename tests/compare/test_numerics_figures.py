@@ -25,7 +25,7 @@ def of(a, b, **options):
     return figures(np.array(a, np.float32), np.array(b, np.float32), **options)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=60))
 def test_they_are_those_that_torch_computes(cells):
     a, b = torch.tensor(cells, dtype=torch.float64).T

@@ -14,7 +14,7 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(2, 40), st.data(), st.integers(2, 200_000), st.integers(0, 2**31))
 def test_every_input_is_one_that_an_actor_accepts(batch, length, data, vocabulary, seed):
     actions = data.draw(st.integers(1, length - 1))

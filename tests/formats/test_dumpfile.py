@@ -126,7 +126,7 @@ def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask):
         payload.widen_plain(record, bytes(data))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4),
     dtype=st.sampled_from([torch.int64, torch.int32, torch.bool, torch.float32, torch.bfloat16, torch.uint8]),

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from patchkit import stand_in
 from runkit import below_run, python
 
@@ -239,7 +239,6 @@ variables = st.dictionaries(
 
 
 @pytest.mark.slow
-@settings(deadline=None)  # the first example imports ray
 @given(job=variables, own=variables, submitted=st.booleans())
 def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(job, own, submitted):
     """`submitted`: the job was submitted below `run`, so that its runtime environment holds ours already."""

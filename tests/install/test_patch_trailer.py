@@ -128,7 +128,7 @@ def _sources():
     )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(source=_sources(), store=st.text(min_size=1, max_size=40))
 def test_round_trip_for_any_valid_source_and_any_store_path(source, store):
     patched = trailer.append(source, store)
@@ -137,7 +137,7 @@ def test_round_trip_for_any_valid_source_and_any_store_path(source, store):
     assert trailer.inspect(patched).source == source
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data):
     source = data.draw(st.sampled_from([ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")]))

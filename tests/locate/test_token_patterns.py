@@ -67,7 +67,7 @@ def test_rules_that_fit_as_well_and_exceptions_are_counted():
     assert pattern.sentence == "rows >= 2: 3,071 of 3,074 wrong tokens, and 1 right one"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(2, 300))
 def test_no_rule_is_named_of_tokens_that_are_wrong_at_random(seed, share, count):
     """And what is named is within the limits that its docstring states."""

@@ -422,7 +422,7 @@ NEAR = st.integers(-120, 120).map(lambda n: 1 + n / 1000)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(LOSSES, NEAR), min_size=1, max_size=12), st.integers(1, 12), st.sampled_from(FORMS),
     st.sampled_from([0.01, 0.05, 0.1]),
