@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.faulty_grpo import without_deepspeed
+
+without_deepspeed()
 SCORE = "_get_per_token_logps_and_entropies"
 
 
