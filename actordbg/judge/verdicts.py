@@ -187,6 +187,9 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
             yield NotChecked(TRUTH, f"{missing} against the truth")
         if truth.grad_norm_rel is None and GRADIENTS not in rules:
             yield NotChecked(GRADIENTS, "gradients", "--backward")
+    if judged.own is None and replay.golden is not None and replay.golden.mean_abs is not None:
+        apart = number(replay.golden.mean_abs, 2)
+        yield NotChecked(RECORDED, f"the recorded log-probs, {apart} nats from these on average", "--recorded")
     if laws is None or not laws.inputs:
         return (yield NotChecked(LAWS, "the laws", "--laws"))
     if laws.unasked:

@@ -125,6 +125,7 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if _updates(losses):
             updated.add(run)
         if first.record.step != 0:
+            answer.lacks = answer.lacks or "losses of a run's first step"
             continue
         policy, theirs = (models.get((run, role)) for role in ("policy", "reference"))
         other = policy and theirs and policy != theirs
