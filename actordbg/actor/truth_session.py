@@ -28,7 +28,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +184,7 @@ class TruthSession(Decided):
         attended = attended_tokens(given.get("attention_mask"), sequences)
         temperature = self._temperature(dump)
         weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
-        experts = None if self.config.routing == routing.FREE else routing.experts_of(dump.tensors)
-        if experts is not None and not routing.blocks_of(self.model):
-            experts = None
+        experts = self._experts(dump)
         log_probs = torch.zeros(mask.shape)
         entropy = torch.zeros(mask.shape) if dump.record.arguments.get("return_entropy") else None
         count = max(int(mask.sum()), 1)
@@ -198,8 +196,7 @@ class TruthSession(Decided):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
-            alone = None if experts is None else experts[row, attended[row].cpu()]
-            forced = nullcontext() if alone is None else routing.routed(self.model, alone, force=True)
+            forced = self._forced(experts, (row, attended[row].cpu()))
             with torch.set_grad_enabled(backward), forced, narrowed if closed is None else nullcontext():
                 own_places = None if own is None else own[row, attended[row]]
                 logits = self._logits(ids, chosen.to(device), own_places, shown=self._shown(given, pictures, row, ids))
@@ -251,9 +248,9 @@ class TruthSession(Decided):
         """Return the log-probs of rows that are arranged in another way, in the mask's shape. NaN where a token is in no forward,
         its predecessor sees nothing, or the forward would have more than `MOST_TOGETHER` tokens.
         """
-        call, temperature = self._call(dump), self._temperature(dump)
+        call, temperature, experts = self._call(dump), self._temperature(dump), self._experts(dump)
         if images.PIXELS in call.arguments:
-            raise Unsupported("rows with images are not arranged in another way", hint="explain a dump of text")
+            raise Unsupported("rows with images are not arranged in another way", hint="judge the same rows without images")
         sequences, mask = call.arguments["sequences"], call.mask
         attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
         sampled = torch.nn.functional.pad(mask, (sequences.shape[1] - mask.shape[1], 0))
@@ -264,11 +261,21 @@ class TruthSession(Decided):
                 continue
             at = (tokens.flatten().cumsum(0).view_as(sequences) - 1)[rows, labels - 1]
             here = tokens[rows, labels - 1] & (labels > 0)
-            logits = self._logits(sequences[tokens], at[here], positions[tokens], seen[tokens]).to(self._wide) / temperature
+            with self._forced(experts, tokens.cpu()):
+                logits = self._logits(sequences[tokens], at[here], positions[tokens], seen[tokens]).to(self._wide) / temperature
             scores = logits.log_softmax(-1).gather(-1, sequences[rows, labels][here, None])[:, 0]
             scores = scores.where(seen[tokens].cumsum(0)[at[here]] > 0, torch.nan)
             log_probs[rows[here].cpu(), (labels - sequences.shape[1] + mask.shape[1])[here].cpu()] = scores.float().cpu()
         return log_probs
+
+    def _experts(self, dump: Dump) -> Tensor | None:
+        """Return the recorded experts [B, S, L, K] that the truth routes by; None if its router chooses."""
+        experts = None if self.config.routing == routing.FREE else routing.experts_of(dump.tensors)
+        return experts if experts is not None and routing.blocks_of(self.model) else None
+
+    def _forced(self, experts: Tensor | None, where: Any) -> AbstractContextManager[Any]:
+        """Force the experts of the tokens `where`, an index of [B, S], inside the block."""
+        return nullcontext() if experts is None else routing.routed(self.model, experts[where], force=True)
 
     def _call(self, dump: Dump) -> ReplayedCall:
         return text_call(dump, self.resolved["vocab_size"], self._device)

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.engine_client import EngineClient
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import KnownFailure, check_config, find_trainer, refusal_of, refuse_hits
@@ -25,7 +24,6 @@ from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import ENDPOINT, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, Settings, build_config
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.measure.log_lines import TrainLog
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
@@ -33,6 +31,9 @@ from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer,
 from actordbg.replay.supervise import Progress, spec_and_owner
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
+
+if TYPE_CHECKING:
+    from actordbg.measure.log_lines import TrainLog
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ class Desk:
         find_trainer(config, defaults)
         find_model(config.model)
         if config.backend == ENDPOINT:
+            from actordbg.actor.engine_client import EngineClient  # it imports ssl
+
             EngineClient(config.url or "", config.served_model, min(config.timeout_s, 30.0)).connect()
         for finding in findings if announce else ():
             self.client.note(f"{finding.severity}[{finding.id}]: {finding.message}", minor=minor)

@@ -124,7 +124,8 @@ def explain_sides(
         }
         if not pieces:
             hint = f"`actordbg report {right.info.replay_id}` says why; replay again to compute it anew"
-            raise Unsupported("none of the inputs has a truth", hint=hint)
+            why = next((result.error.partition("\n")[0] for result in right.results.values() if result.error), "nothing ran")
+            raise Unsupported(f"none of the inputs has a truth: {why}", hint=hint)
         words = "entropies" if of == ENTROPIES else "log-probs"
 
         def finer(sizes: str) -> ReplaySide:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -73,6 +72,8 @@ _HINT = "an adapter is a class with name, package, tried and seams: see docs/how
 
 def places() -> dict[str, str]:
     """Return the class of each adapter by name: built-in ones take precedence over those of installed packages."""
+    from importlib.metadata import entry_points  # it imports the parsers of e-mail
+
     return {**{entry.name: entry.value for entry in entry_points(group=GROUP)}, **BUILT_IN}
 
 
@@ -115,6 +116,8 @@ def distribution_of(named: str) -> str:
     """Return the package that provides an adapter: "actordbg" for a built-in one, the top module for a `module:Class`."""
     if named in BUILT_IN:
         return "actordbg"
+    from importlib.metadata import entry_points
+
     distribution = next((entry.dist for entry in entry_points(group=GROUP, name=named)), None)
     return distribution.name if distribution is not None else named.partition(":")[0].partition(".")[0]
 

@@ -66,6 +66,10 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
         assert dump.inputs["action_mask"].tolist() == [[False, False, True, True, True, True, True]]
     assert CliRunner().invoke(app, ["--store", str(store.root), "dump", "pack"]).exit_code == 0
     assert run_of_dataset(store, tmp_path / "a.jsonl", str(model), None, 5) == runs[0] and not [*store.iter_dumps()], "packed"
+    texts = run_of_dataset(store, written([{"text": "a b c"}], tmp_path / "text.jsonl"), str(model), None, 1)
+    (path,) = (store.dumps / texts).rglob("*.zst")
+    plain = payload.load(path).inputs
+    assert plain["sequences"].tolist() == [[3, 4, 5]] and plain["action_mask"].all(), "every token of plain text counts"
     chats = run_of_dataset(store, written(CHATS, tmp_path / "chats.jsonl"), str(model), None, 1)
     (path,) = (store.dumps / chats).rglob("*.zst")
     ids, mask = (payload.load(path).inputs[name][0] for name in ("sequences", "action_mask"))
@@ -77,7 +81,7 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
     [
         ("a.py", "print(1)", "is not a data set"),
         ("a.pkl", "", "is not a data set"),
-        ("a.jsonl", '{"text": "a"}\n', "has the columns text"),
+        ("a.jsonl", '{"body": "a"}\n', "has the columns body"),
         ("b.jsonl", "{", "cannot be read"),
         ("none.jsonl", None, "is not a data set"),
     ],

@@ -24,7 +24,7 @@ from actordbg.base.errors import Refused, StoreProblem, Unsupported, UsageError,
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
-from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
+from actordbg.campaign.train_plan import SKIPS, batch_of, configurations, log_name, name_of_cell, read_names, schedule
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, verdict_in
 from actordbg.dumps.checking import check
@@ -191,6 +191,14 @@ def test_sizes_of_the_ancestor_that_do_not_divide_the_processes_are_a_usage_erro
     with pytest.raises(UsageError, match="fsdp2, tp 3 needs groups of 3; fsdp2, tp 3, ring 2 needs groups of 6") as caught:
         invoke(store, "--dry-run")
     assert "--nproc" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_each_skip_of_the_ancestor_leaves_out_its_configuration_and_sizes_and_logs_are_taken(at):
+    names = read_names({list(SKIPS)[at - 1]: "1", "RING_SIZE": "4", "LOG_DIR": "logs"}, set())
+    left = [name_of_cell(config) for config in configurations(ReplayConfig(nproc=8), {}, names.skips)]
+    every = ["plain", "ZeRO 2", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2", "fsdp2, tp 2, ring 2"]
+    assert left == every[:at] + every[at + 1 :] and names.values == {"ring": 4, "log_dir": "logs"}
 
 
 def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store, monkeypatch):

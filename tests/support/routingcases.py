@@ -57,6 +57,14 @@ def _moved(experts: torch.Tensor) -> torch.Tensor:
     return experts
 
 
+def _each_alone(attended: torch.Tensor, _sampled: torch.Tensor, _size: float) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Arrange rows as the truth does: one forward of each."""
+    for row in range(len(attended)):
+        tokens = torch.zeros_like(attended)
+        tokens[row] = attended[row]
+        yield tokens, tokens.cumsum(1) - 1, tokens
+
+
 @contextmanager
 def _plain_gates(session) -> Iterator[None]:
     """Routers that leave out the renormalization: their gates are those of the softmax over all experts."""
@@ -98,6 +106,8 @@ def judged(cache: Path) -> str:
             for how in (None, "free"):
                 with open_actor(ReplayConfig(**settings, truth="fp32", routing=how), model_cache=cache) as truth:
                     truths[how] = truth.run(dump, backward=True)
+                    far = truth.arranged(dump, _each_alone, 1.0) - truths[how].log_probs
+                    assert far[truths[how].mask].abs().max() < 1e-5, "causes of `explain` are routed as the truth is"
             assert apart(truths[None], truths["free"]) > 0.05
             for packing, through, how in ((False, "trainer", None), (True, "rows", None), (False, "rows", "free")):
                 asked = ReplayConfig(**settings, packing=packing, through=through, attn="sdpa", routing=how)

@@ -22,6 +22,8 @@ _CHATS = ("messages", "conversations", "conversation")
 _PAIRS = (("input", "output"), ("prompt", "response"), ("prompt", "completion"), ("question", "response"),
           ("question", "answer"), ("instruction", "output"))  # fmt: skip
 """Names of columns with chats, and of pairs of columns with a prompt and its response."""
+_TEXT = "text"
+"""The name of a column of plain text, all of whose tokens count: what OpenRLHF calls pretraining."""
 
 
 def sft_rows(source: Path, model: str, max_len: int, most: int) -> Iterator[dict[str, Tensor]]:
@@ -46,10 +48,11 @@ def sft_rows(source: Path, model: str, max_len: int, most: int) -> Iterator[dict
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     strategy = SimpleNamespace(args=SimpleNamespace(data=SimpleNamespace(**given)))
-    chats = given["output_key"] is None
+    chats = given["apply_chat_template"]
     if chats and not tokenizer.chat_template:
         raise UsageError(f"{source} has chats, and {model} has no chat template", hint="use a prompt and a response as columns")
-    made = SFTDataset(data, tokenizer, max_len, strategy, multiturn=chats, num_processors=None)
+    texts = not chats and given["output_key"] is None
+    made = SFTDataset(data, tokenizer, max_len, strategy, pretrain_mode=texts, multiturn=chats, num_processors=None)
     for at in islice(range(len(made)), most):
         ids, mask, loss_mask = (part.squeeze(1) for part in made.collate_fn([made[at]]))
         if loss_mask.any():
@@ -84,7 +87,9 @@ def _columns(source: Path, names: list[str]) -> dict[str, Any]:
     if chat is not None:
         return {"input_key": chat, "output_key": None, "apply_chat_template": True}
     pair = next((pair for pair in _PAIRS if {*pair} <= {*names}), None)
+    if pair is None and _TEXT in names:
+        return {"input_key": _TEXT, "output_key": None, "apply_chat_template": False}
     if pair is None:
-        known = ", ".join((*_CHATS, *("/".join(pair) for pair in _PAIRS)))
+        known = ", ".join((_TEXT, *_CHATS, *("/".join(pair) for pair in _PAIRS)))
         raise UsageError(f"{source} has the columns {', '.join(names)}", hint=f"rename them, to any of: {known}")
     return {"input_key": pair[0], "output_key": pair[1], "apply_chat_template": False}
