@@ -44,8 +44,8 @@ def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
     least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
     alone = call.active & (said == 0) & (by_other > NUCLEUS)
     if of_engine and call.imported and alone.any():  # files do not name top_p; whatever it is, tokens above it have 0
-        likeliest = by_other[call.active & (said < 0)].max(initial=NUCLEUS)
-        least = min(least, by_other[alone].min()) if likeliest < by_other[alone].min() + 2 * ALONE else least
+        likely = by_other[alone].min()
+        least = likely if by_other[call.active & (said < 0)].max(initial=NUCLEUS) < likely + 2 * ALONE else least
     return ((said == 0) & (by_other < least) | of_engine & np.isnan(said)) & call.active
 
 
@@ -54,10 +54,10 @@ def _spoken(call: RecordedCall) -> Numbers:
     return (np.nan_to_num(call.log_probs()["rollout_log_probs"]) != 0) & call.active
 
 
-def _ahead(call: RecordedCall) -> Numbers | None:
-    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
+def _ahead(call: RecordedCall) -> Numbers:
+    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. no action where that cannot be told."""
     if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
-        return None
+        return np.zeros_like(call.active)
     said = _spoken(call)
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
@@ -82,8 +82,7 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
 def named(call: RecordedCall) -> Numbers:
     """Mark actions without a log-prob of the engine that the laws of the mask and of the environment name, bool [B, A]."""
     ahead, tools = _ahead(call), _unsampled(call)
-    none: Numbers = np.zeros_like(call.active)
-    return (none if ahead is None else ahead) | (none if tools is None else tools[0])
+    return ahead if tools is None else ahead | tools[0]
 
 
 def environment(call: RecordedCall, answer: Answer) -> None:
@@ -128,7 +127,7 @@ def mask(call: RecordedCall, answer: Answer) -> None:
             answer.rows(call, bad, words, side=TRAINER)
             break
     else:
-        if (ahead := _ahead(call)) is not None and ahead.any():
+        if (ahead := _ahead(call)).any():
             many = int(ahead.sum(1).max())
             side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
             words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
