@@ -4,10 +4,11 @@ follower = Follower([Path("run")], print)
 with reading(follower.judge, {}) as job:
     follower.look(job)        # what is found for the first time; only what is new since the last look is read
 
-A file of lines is read on from where the last look ended, up to its last whole line; what was replaced or cut is read from
-its beginning, and a log that was rotated continues. Any other file is read when it changed, rows once it stays as it is from one
-look to the next. Laws of single calls judge a row when it comes. Those of steps judge a step when its run is two steps further,
-for ranks need not be at one step, or when nothing more comes.
+A file of lines or of TensorBoard's events is read on from where the last look ended, up to its last whole line or record; what
+was replaced or cut is read from its beginning, and a log that was rotated continues. Any other file is read when it changed, rows
+once it stays as it is from one look to the next, and none again before `AGAIN` times the time that its last reading took. Laws
+of single calls judge a row when it comes. Those of steps judge a step when its run is two steps further, for ranks need not be
+at one step, or when nothing more comes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from actordbg.dumps.rows_import import RowFile
 from actordbg.formats.dump_record import FORWARD, DumpRecord
 from actordbg.formats.encoding import PlainTensor
 from actordbg.measure.curves import curves_of
-from actordbg.measure.log_exports import is_whole
+from actordbg.measure.log_exports import events_end, is_csv, is_events, is_whole
 from actordbg.measure.log_lines import TrainLog, read_more
 from actordbg.measure.run_logs import is_other_json, judge_logs, log_at, longest
 from actordbg.recorded.lint import Linting
@@ -47,15 +48,17 @@ BETWEEN_S = 2.0
 """Seconds between two looks."""
 QUIET, MOST_CALLS = 30, 4096
 """Looks without anything new after which the newest step is complete; most calls that wait for that."""
-MOST_LINES = 2**26
-"""Most bytes of lines that are read at once."""
+MOST_LINES, MOST_OF_LOG = 2**26, 2**22
+"""Most bytes of lines that are read at once: of rows, and of a log, whose values are counted before they are read."""
+AGAIN = 20
+"""How many times the time of its last reading passes before a whole file is read again."""
 COMPLETE = Rule("complete steps")
 
 
 @dataclass
 class _File:
     """A file that is followed. place: bytes that were read; tail: the last of them. stat: its inode, size and time at the last
-    look; read: when it was read. held: what its lines are read into.
+    look; read: when it was read. held: what its lines are read into. next: the time before which it is not read whole again.
     """
 
     path: Path
@@ -64,21 +67,34 @@ class _File:
     stat: tuple[int, ...] = ()
     read: tuple[int, ...] = ()
     held: RowFile | TrainLog | None = None
+    next: float = 0.0
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the whole lines that are new, a part at a time."""
+    def lines(self, most: int = MOST_LINES) -> Iterator[bytes]:
+        """Yield the whole lines, or records of events, that are new, a part at a time. Before later parts stands what they need:
+        the names of a table's columns, or the first record.
+        """
         with self.path.open("rb") as file:
             file.seek(self.place - len(self.tail))
             if file.read(len(self.tail)) != self.tail:
                 self.place, self.tail, self.held = 0, b"", None
+            file.seek(0)
+            head = file.read(HEAD)
+            of_events, first = is_events(head), head.find(b"\n") + 1
+            if of_events:
+                first = 16 + int.from_bytes(head[:8], "little")
+            heading = head[:first] if of_events or is_csv(head) else b""
             while True:
                 file.seek(self.place)
-                data = file.read(MOST_LINES)
-                end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+                data = file.read(most)
+                end = events_end(data) if of_events else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+                if not end and len(data) == most < MOST_LINES:
+                    most = MOST_LINES  # a long line
+                    continue
                 if not end:
                     return
+                before = heading if self.place else b""
                 self.place, self.tail = self.place + end, data[max(0, end - 64) : end]
-                yield data[:end]
+                yield before + data[:end]
 
 
 class Follower:
@@ -152,20 +168,24 @@ class Follower:
         with file.path.open("rb") as opened:
             head = opened.read(HEAD)
         kind = container_of(file.path)
-        if kind not in (JSON_LINES, UNKNOWN):
-            if file.stat == before:
-                self.quiet, file.read = 0, file.stat
+        of_rows = kind not in (JSON_LINES, UNKNOWN)
+        if of_rows or (kind == UNKNOWN and is_whole(head) and not is_events(head)):
+            begun = time.monotonic()
+            if begun < file.next or (of_rows and file.stat != before):
+                return
+            file.read = file.stat
+            if of_rows:
+                self.quiet = 0
                 job.take(file.path)
+            elif log := log_at(file.path):
+                self.quiet, self.logs[file.path] = 0, log
+            file.next = time.monotonic() + AGAIN * (time.monotonic() - begun)
             return
         file.read = file.stat
-        if kind == UNKNOWN and is_whole(head):
-            if log := log_at(file.path):
-                self.quiet, self.logs[file.path] = 0, log
-            return
-        for lines in file.lines():
+        of_rows = kind == JSON_LINES and is_other_json(file.path)
+        for lines in file.lines(MOST_LINES if of_rows else MOST_OF_LOG):
             self.quiet = 0
             if file.held is None:
-                of_rows = kind == JSON_LINES and is_other_json(file.path)
                 log = self.logs.get(file.path) or TrainLog(str(file.path), every=True)
                 file.held = job.lines_of(file.path) if of_rows else log
             if isinstance(file.held, RowFile):

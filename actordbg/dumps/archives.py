@@ -79,7 +79,7 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
         if archive.read(entries[f"{folder}byteorder"])[:6] != b"little" if f"{folder}byteorder" in entries else False:
             raise corrupt("it was not written on a little-endian machine")
         if entries[name].file_size > trees.limits.file_bytes:
-            raise unsafe(f"its pickle has more than {trees.limits.file_bytes} bytes")
+            raise Unsupported(f"its pickle has more than {trees.limits.file_bytes} bytes", hint="save fewer rows in a file")
         data = archive.read(name)
         return _Revived(trees, data, archive, folder, entries).whole()
 

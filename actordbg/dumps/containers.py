@@ -95,7 +95,6 @@ TEXTS = (
      "`actordbg run --adapter trl` records the ids"),
     ({"chosen", "rejected"}, "preferences: texts, without token ids", "`actordbg run` records a training's calls"),
     ({"resps", "filtered_resps"}, "samples of lm-eval: texts, without token ids", "an engine's own answers have ids"),
-    ({"instruction", "output"}, "instructions: texts, without token ids", "`actordbg turns --template MODEL` judges a template"),
     ({"conversations"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a template"),
     ({"messages"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a chat template"),
 )  # fmt: skip
@@ -285,7 +284,9 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
             raise unsafe(f"a row group has more than {MOST_BYTES} bytes")
         for batch in table.iter_batches(batch_size=256):
             yield {name: _column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    except ArrowException as error:
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise corrupt(f"damaged: {error!s:.200}") from None
 
 

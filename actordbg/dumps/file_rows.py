@@ -32,8 +32,6 @@ OF_TOKENS = (
 OF_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs")
 OF_ROW_OR_TOKENS = ("advantages", "returns")
 """Parts of which a row may have one value for all of its tokens, as GRPO makes them."""
-LABELS, IGNORED = "labels", -100
-"""What a token is trained to be; at a token that is not trained, this number."""
 OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")
 PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
 ALIGN, NEXT, OWN = "align", "next", "own"
@@ -101,6 +99,8 @@ def row_of(layout: FileLayout, record: Fields, number: int) -> FileRow | None:
 
 
 def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow | None:
+    if IDS not in given:
+        raise ValueError("it has no token ids")
     ids = numbers_in(IDS, given[IDS])
     if ids.size > MOST_TOKENS:
         raise ValueError(f"it has more than {MOST_TOKENS} tokens")
@@ -119,8 +119,6 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     if response is not None and not 0 <= response <= len(ids):
         raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
     values: Mapping[str, Values] = {part: numbers_in(part, given[part]) for part in OF_TOKENS if part in given}
-    if LABELS in given:
-        values = {MASK: numbers_in(LABELS, given[LABELS]) != IGNORED, **values}
     values = _at_tokens(values, len(ids) if response is None else response)
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}

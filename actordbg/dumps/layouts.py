@@ -23,7 +23,6 @@ from actordbg.dumps.file_rows import (
     ALIGN,
     ATTENTION,
     IDS,
-    LABELS,
     LENGTH,
     MASK,
     NEXT,
@@ -34,7 +33,7 @@ from actordbg.dumps.file_rows import (
     FileLayout,
     numbers_in,
 )
-from actordbg.dumps.pickle_tree import LEFT_OUT, MOLT, OPENRLHF, SKYRL, VERL
+from actordbg.dumps.pickle_tree import MOLT, OPENRLHF, SKYRL, VERL
 
 
 def _of_slime(content: Fields) -> Iterator[Fields]:
@@ -113,8 +112,6 @@ def _of_table(ids: str, content: Any) -> Iterator[Fields]:
     if isinstance(content, list):
         for part in content:
             yield from _of_table(ids, part)
-    elif isinstance(content[ids], dict) and LEFT_OUT not in content[ids]:  # pandas writes columns by the names of rows
-        yield from _transposed({name: [*values.values()] for name, values in content.items() if isinstance(values, dict)}, ids)
     elif isinstance(content[ids], dict):
         raise Unsupported(f"its {ids} are of a class that is not read", hint="save lists, numpy arrays or tensors")
     elif len(content[ids]) and not np.ndim(content[ids][0]):
@@ -189,11 +186,11 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "base_action_log_probs": ("base_action_log_probs", "ref_log_probs", "ref_logprobs", "ref_log_prob", "ref_per_token_logps"),
     "advantages": ("advantages", "advantage"), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
     "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
-    "truncated": ("truncated", "is_truncated"), LABELS: ("labels",),
+    "truncated": ("truncated", "is_truncated"),
     RESPONSE: ("response_length", "response_lengths"), LENGTH: ("length", "input_lengths", "total_length"),
 }  # fmt: skip
 """The field's usual names of each part, by which a plain table is read."""
-PROMPTS = ("prompt_ids", "prompt_token_ids", "prompts", "prompt")
+PROMPTS = ("prompt_ids", "prompt_token_ids", "prompts")
 RESPONSES = ("completion_ids", "response_ids", "response_token_ids", "completion_token_ids", "output_token_ids", "responses")
 PARTS = (("input_ids", "output_ids"), ("prompt_token_ids", "token_ids"))
 """Names of the parts of rows whose ids lie apart. Of `PARTS`, one without the other has the ids of whole rows."""

@@ -85,7 +85,7 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
     head = stream.peek(HEAD)[:HEAD]
     if head.startswith(_SQLITE):
         return _of_trackio(name, run)
-    if b"brain.Event:" in head[:64]:
+    if is_events(head):
         return of_events(name)
     what = next((what for start, what in _OTHERS.items() if head.startswith(start)), "")
     if not what and len(head.translate(None, _CONTROL)) < 0.9 * len(head):
@@ -96,14 +96,14 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
         data = _whole(name, stream)
         objects = _objects(data.decode("utf-8-sig", "replace"))
         return _numbered(_figures(objects)) if objects else io.BytesIO(data)
-    if _is_csv(head):
+    if is_csv(head):
         return _numbered(_of_csv(name, run, _whole(name, stream).decode("utf-8-sig", "replace")))
     return stream
 
 
 def is_whole(head: bytes) -> bool:
-    """Return whether a file that begins so has to be read whole: a document, a table with a heading, or no text."""
-    return b"\0" in head or _is_json(head) or _is_csv(head)
+    """Return whether a file that begins so has to be read whole: a document, or no text."""
+    return b"\0" in head or _is_json(head)
 
 
 def _whole(name: str, stream: io.BufferedReader) -> bytes:
@@ -211,7 +211,7 @@ def _number(value: Any) -> float | None:
 # ---- CSV ----
 
 
-def _is_csv(head: bytes) -> bool:
+def is_csv(head: bytes) -> bool:
     """Return whether the first lines are a heading and figures below it."""
     text = head.decode("utf-8-sig", "replace").replace("\0", "")
     try:
@@ -289,6 +289,19 @@ def _of_trackio(name: str, run: str | None) -> Iterator[ExportedRow]:
             f"cannot read {name} as an SQLite database: {error}", hint="copy the file, or export it"
         ) from None
     return _numbered(_figures([{"step": step} | row for step, row in objects if isinstance(row, dict)]))
+
+
+def is_events(head: bytes) -> bool:
+    """Check whether this begins an event file of TensorBoard."""
+    return b"brain.Event:" in head[:64]
+
+
+def events_end(data: bytes) -> int:
+    """Return where the last whole record of an event file ends: each has its length, its bytes and twelve more."""
+    end = 0
+    while end + 12 <= len(data) and (after := end + 16 + int.from_bytes(data[end : end + 8], "little")) <= len(data):
+        end = after
+    return end
 
 
 def of_events(name: str) -> Iterator[ExportedRow]:

@@ -31,10 +31,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Any, cast
 
 from actordbg.base.errors import EnvironmentProblem, UsageError, system_errors
-from actordbg.measure.log_exports import BAR, CALL, HEAD, LINE, ORDER, ExportedRow, exported, of_events, plain_name
+from actordbg.measure.log_exports import BAR, CALL, HEAD, LINE, ORDER, ExportedRow, exported, is_events, of_events, plain_name
 from actordbg.trainers.trainer import TRAINER
 
 KINDS = (LINE, CALL, BAR, ORDER)
@@ -136,8 +137,14 @@ def read_log(path: str, metric: str | None = None, *, every: bool = False) -> Tr
 
 
 def read_more(log: TrainLog, lines: bytes) -> None:
-    """Read further whole lines of a log. Raises as `read_log`."""
-    _read(log, exported(log.path, None, _buffered(io.BytesIO(lines))))
+    """Read further whole lines of a log, a table's behind its heading, or records of an event file. Raises as `read_log`."""
+    if is_events(lines):
+        with NamedTemporaryFile() as file:
+            file.write(lines)
+            file.flush()
+            _keep_rows(log, of_events(file.name))
+    else:
+        _read(log, exported(log.path, None, _buffered(io.BytesIO(lines))))
     log.settled()
 
 

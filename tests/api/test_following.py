@@ -5,6 +5,7 @@ import json
 import pytest
 import runfiles
 from commandline import invoke
+from torch.utils.tensorboard import SummaryWriter
 
 from actordbg.api import following
 from actordbg.api.following import QUIET, Follower
@@ -33,7 +34,7 @@ def add(path, text):
 def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_path, monkeypatch):
     rows, log, made, read = tmp_path / "out" / "rows.jsonl", tmp_path / "train.log", runfiles.made_rows(), []
     lines, high = following._File.lines, [0.7]
-    monkeypatch.setattr(following._File, "lines", lambda self: (read.append(part) or part for part in lines(self)))
+    monkeypatch.setattr(following._File, "lines", lambda *given: (read.append(part) or part for part in lines(*given)))
     follower = Follower([tmp_path], pytest.fail)
     with reading(follower.judge, {}) as job:
 
@@ -58,6 +59,26 @@ def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_p
         rows.write_text(row(made[4], 9, advantages=[float("nan")] * len(made[4].ids)))
         assert found() == [("finite", "rows.jsonl", 9)], "a log that was rotated, and a file that was cut and written anew"
         assert max(follower.logs[log].series["kl"]["line"].points) == 8
+
+
+def test_tables_and_events_are_read_on_and_whole_files_not_at_each_change(tmp_path, monkeypatch):
+    follower, table, state = Follower([tmp_path], pytest.fail), tmp_path / "log.csv", tmp_path / "trainer_state.json"
+    monkeypatch.setattr(following, "AGAIN", 1e9)
+    monkeypatch.setattr(following, "MOST_OF_LOG", 40)
+    events = SummaryWriter(str(tmp_path / "tb"))
+    table.write_text("step,kl,grad_norm\n")
+    with reading(follower.judge, {}) as job:
+        for first in (1, 4, 7):
+            for step in range(first, first + 3):
+                add(table, f"{step},0.001,0.5{step}\n")
+                events.add_scalar("train/kl", 0.001, step)
+            events.flush()
+            add(table, "9")  # half a line
+            state.write_text(json.dumps({"log_history": [{"step": step, "kl": 0.001} for step in range(first + 3)]}, indent=1))
+            assert follower.look(job) == []
+            table.write_text(table.read_text()[:-1])
+    counted = sorted(log.metrics["kl"] for log in follower.logs.values())
+    assert counted == [4, 9, 9], "each value once; the whole file not again"
 
 
 def test_laws_of_a_step_wait_for_its_rows(tmp_path):

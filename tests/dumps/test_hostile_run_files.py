@@ -140,6 +140,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "an array": (lambda: (np.save(out := io.BytesIO(), np.ones(3)), out.getvalue())[1], "unsupported", "without a name"),
     "a CSV of rows": (lambda: b'reward,input_ids\n1,"[1, 2]"\n', "unsupported", "CSV of rows"),
     "a list of numbers": (lambda: b'[{"ids": [1]}, 2]', "corrupt-dump", "not a list of objects"),
+    "half a parquet": (lambda: b"PAR1" + bytes(40) + b"\x20\0\0\0PAR1", "corrupt-dump", "damaged"),
     "an array of another machine": (
         lambda: saved([{"input_ids": np.array([1, 2], ">i4")}]), "corrupt-dump", "little-endian",
     ),

@@ -186,6 +186,14 @@ def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_p
     assert found.exit_code == 0 and "1 other file not read as rows" in found.output
 
 
+def test_a_folder_of_a_log_alone_is_judged_and_one_step_is_no_curve(tmp_path, store):
+    written(tmp_path, healthy(0))
+    assert CliRunner().invoke(app, ["--store", str(store.root), "lint", str(tmp_path)]).exit_code == 0
+    (tmp_path / "summary.json").write_text('{"_step": 120, "train/loss": 0.1, "train/kl": 0.2}')
+    log = run_logs.log_at(tmp_path / "summary.json")
+    assert log and answer([log])["verdict"] == "NOT CHECKED"
+
+
 def test_a_log_is_nothing_to_replay(tmp_path, store):
     log = written(tmp_path, healthy(0))
     result = CliRunner().invoke(app, ["--store", str(store.root), "check", log])
@@ -199,6 +207,8 @@ def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path, monkeypatch):
     for name, text in {
         "rows.jsonl": json.dumps({"tokens": [7] * 2**16}), "tokenizer.json": json.dumps({"version": 1, "vocab": {"a": 1}}, indent=1),
         "vocab.json": json.dumps({str(token): token for token in range(2**14)}), "trainer_state.json": json.dumps(state),
+        "rows.csv": 'reward,input_ids\n1.0,"[1, 2]"\n', "rows.json": json.dumps([{"reward": 1.0, "input_ids": [1, 2]}], indent=1),
     }.items():  # fmt: skip
         (tmp_path / name).write_text(text)
-    assert [Path(log.path).name for log in run_logs.logs_below([tmp_path])] == read == ["trainer_state.json"]
+    assert [Path(log.path).name for log in run_logs.logs_below([tmp_path])] == ["trainer_state.json"]
+    assert read == ["rows.csv", "trainer_state.json"]
