@@ -107,7 +107,7 @@ def the_template(folder: Path) -> tuple[Path, int]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config):
-    """The test processes themselves are forks: each would import torch and transformers for 15 seconds of a core."""
+    """The test processes themselves are forks: each would import torch and transformers, for eight seconds of a core."""
     path, _ = the_template(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     os.environ["BEFORE_THE_FORK"] = os.environ.get("PYTHONPATH", "")
     os.environ |= {"TEMPLATE_OF_WORKERS": str(path), "FORKED_PROGRAM": "-c"}

@@ -23,8 +23,8 @@ MODULES = (
     "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
-COMMANDS = {"lint", "run"}
-"""Of `python -m actordbg`: they load torch, or what reads a store."""
+AS_TYPED = {"attach", "demo", "replay", "ui"}
+"""Commands of `python -m actordbg` that are no forks: tests send their processes signals, or give them a terminal."""
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
 """And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
@@ -143,6 +143,6 @@ if __name__ == "__main__":
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
     programs = *PROGRAMS, os.environ.get("FORKED_PROGRAM", PROGRAMS[0])
-    desk = words[:1] == ["actordbg"] and not COMMANDS.isdisjoint(words)
+    desk = words[:1] == ["actordbg"] and AS_TYPED.isdisjoint(words)
     if words and (desk or words[0] in MODULES or words[0].startswith(programs)):
         hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)
