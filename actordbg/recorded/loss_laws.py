@@ -12,7 +12,8 @@ import numpy as np
 from actordbg.base.units import release
 from actordbg.document.blocks import EITHER, TRAINER, number
 from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, Terms, aggregation
-from actordbg.recorded.recorded_calls import HEAD, NEVER, Answer, Numbers, RecordedCall
+from actordbg.recorded.mask_laws import NEVER
+from actordbg.recorded.recorded_calls import HEAD, Answer, Numbers, RecordedCall
 from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, steps
 
 LOSS_OFF = {True: 1e-4, False: 0.01}

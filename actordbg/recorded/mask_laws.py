@@ -19,6 +19,8 @@ UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
 """Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
 least top-p of a file that does not name it.
 """
+NEVER = -100.0
+"""A log-prob in nats with which no token is ever sampled: a placeholder."""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
 LATE, FEW, VERIFIED, CHANCE, NEARLY_ALL = 3, 8, 4, 5.0, 0.9

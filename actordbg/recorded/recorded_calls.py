@@ -1,8 +1,7 @@
 """Recorded calls as the laws of recorded data read them: rows of tokens, masks and log-probs, as numpy arrays, without torch.
 
-A call is an Actor's forward or a loss. Both have B rows of S tokens, whose last A next tokens are actions. `trim` drops the
-tensors and keeps what laws over many calls need: a key for each row and prompt, and a few numbers for each row. `RecordedLaw` is
-what a law declares, `Answer` what it finds.
+A call is an Actor's forward or a loss. Both have B rows of S tokens, whose last A next tokens are actions. `trim` keeps what laws
+over many calls need: keys and a few numbers of each row. `RecordedLaw` is what a law declares, `Answer` what it finds.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _TRIMMED = (
     "row_keys", "beginnings", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
     "estimates",
 )  # fmt: skip
-NEVER = -100.0
-"""A log-prob in nats with which no token is ever sampled: a placeholder."""
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 OF_ROWS = ("old_row_log_probs", "base_row_log_probs")

@@ -18,7 +18,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import NEVER, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -94,7 +94,7 @@ def _positive(call: RecordedCall, answer: Answer) -> None:
         highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
         answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
         lowest = np.where(call.active & np.isfinite(values), values, 0.0).min(1, initial=0.0)
-        if name == "rollout_log_probs" and (bad := lowest <= NEVER).any():
+        if name == "rollout_log_probs" and (bad := lowest <= mask_laws.NEVER).any():
             answer.rows(call, bad, f"{name} is {lowest.min():g} at an action, which was sampled", lowest, ROLLOUT)
 
 

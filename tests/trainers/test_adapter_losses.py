@@ -23,7 +23,7 @@ from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.trainers import trl_losses, verl_adapter
 from actordbg.trainers.recorded_losses import _Recorder
-from actordbg.trainers.recorded_model import attach
+from actordbg.trainers.recorded_model import attach, inside
 
 PROMPT, ANSWER = 3, 4
 IDS = torch.tensor([[0, 5, 9, 11, 2, 7, 3], [4, 8, 4, 1, 6, 0, 0]])
@@ -143,6 +143,7 @@ def verl(model):
 
 def ran(store, name, monkeypatch, calls_of_loss=1, **control):
     """The loss, its gradient, and what was recorded."""
+    monkeypatch.setattr(inside, "micro_batch", 0)  # what another test of this process trained has left
     model = Policy()
     modules, step, update = {"skyrl": skyrl, "verl": verl}[name](model)
     if store is not None:
