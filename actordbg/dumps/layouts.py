@@ -146,9 +146,9 @@ def _of_openai(content: Fields) -> Iterator[Fields]:
 
 def _of_sglang(content: Fields) -> Iterator[Fields]:
     about = content["meta_info"]
-    prompt = [each[1] for each in about.get("input_token_logprobs") or ()]
+    prompt = content.get("prompt_token_ids") or [each[1] for each in about.get("input_token_logprobs") or ()]
     if len(prompt) != about["prompt_tokens"]:
-        raise Unsupported("it lacks the prompt's token ids", hint="ask SGLang: return_logprob=true, logprob_start_len=0")
+        raise Unsupported("it lacks the prompt's token ids", hint="ask SGLang: return_prompt_token_ids=true")
     values = [each[0] for each in about.get("output_token_logprobs") or ()]
     yield _answer(prompt, content["output_ids"], values, (about.get("finish_reason") or {}).get("type"))
 
@@ -301,14 +301,14 @@ LAYOUTS = (
     ),
     FileLayout(
         "openai", "vLLM's server: answers to /v1/completions and /v1/chat/completions, one a line",
-        "vllm 0.25.1 vllm/entrypoints/openai/chat_completion/protocol.py", frozenset(("choices", "object", "model")), _OF_ENGINE,
+        "vllm 002032e vllm/entrypoints/openai/chat_completion/protocol.py", frozenset(("choices", "object", "model")), _OF_ENGINE,
         container=JSON_LINES, rows=_of_openai,
         notes="Ids are there with `return_token_ids`, log-probs with `logprobs`. A row for each of `choices`.",
     ),
     FileLayout(
-        "sglang", "SGLang: answers to /generate, one a line", "sglang 0.5.23 srt/managers/tokenizer_manager.py",
+        "sglang", "SGLang: answers to /generate, one a line", "sglang 001067f srt/managers/tokenizer_manager.py",
         frozenset(("output_ids", "meta_info")), _OF_ENGINE, container=JSON_LINES, rows=_of_sglang,
-        notes="The prompt's ids are there with `return_logprob` and `logprob_start_len=0` alone.",
+        notes="The prompt's ids are there with `return_prompt_token_ids`, or `return_logprob` and `logprob_start_len=0`.",
     ),
 )  # fmt: skip
 """The layouts of writers."""

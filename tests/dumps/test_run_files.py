@@ -22,7 +22,7 @@ from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import places_of
 
-ENGINES = ("openai", "sglang")
+ENGINES = ("openai", "sglang", "sglang, prompts asked for")
 """Without a mask, rewards or advantages."""
 ROLLOUTS = ("slime-rollout", "molt", *ENGINES)
 LEARNED = tuple(name for name in WRITERS if name not in (*ROLLOUTS, "molt-tsv"))

@@ -503,12 +503,14 @@ def of_vllm(row: MadeRow) -> dict[str, Any]:
     return {"id": "x", "object": "chat.completion", "model": "m", "prompt_token_ids": row.prompt, "choices": [choice]}
 
 
-def of_sglang(row: MadeRow) -> dict[str, Any]:
+def of_sglang(row: MadeRow, asked: bool = False) -> dict[str, Any]:
+    prompt = [] if asked else [[None, token, None] for token in row.prompt]
     told = {
-        "prompt_tokens": len(row.prompt), "input_token_logprobs": [[None, token, None] for token in row.prompt],
+        "prompt_tokens": len(row.prompt), "input_token_logprobs": prompt,
         "output_token_logprobs": [[value, token, None] for token, value in zip(row.response, row.rollout, strict=True)],
     }  # fmt: skip
-    return {"text": "t", "output_ids": row.response, "meta_info": {**told, "finish_reason": {"type": "stop"}}}
+    ids = {"prompt_token_ids": row.prompt} if asked else {}
+    return {"text": "t", "output_ids": row.response, "meta_info": {**told, "finish_reason": {"type": "stop"}}, **ids}
 
 
 Writer = Callable[[Path, list[MadeRow]], Path]
@@ -520,6 +522,7 @@ WRITERS: dict[str, Writer] = {
     "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
     "parquet": parquet, "list in JSON": json_list, "pickle": pickled, "TRL's batch": apart,
     "openai": partial(answers, of_vllm), "sglang": partial(answers, of_sglang),
+    "sglang, prompts asked for": partial(answers, partial(of_sglang, asked=True)),
 }  # fmt: skip
 
 
