@@ -210,6 +210,9 @@ class Follower:
         )
         if self.linting.kept:
             findings.left.append(NotChecked(COMPLETE, "the newest step", "`actordbg lint` when it is complete"))
+        waiting = [each.path.name for each in self.files.values() if each.stat and each.stat[1] and each.read != each.stat]
+        if waiting:  # whole files that changed since they were read
+            findings.left.append(NotChecked(COMPLETE, f"the newest of {', '.join(waiting)}", "`actordbg lint`, which reads all"))
         held, files = plural(len(findings.held), "rule"), " ".join(in_shell(str(path)) for path in self.paths)
         said = f"{held} hold on {plural(of_rows.rows, 'row')} and {plural(len(logs), 'log')}"
         verdict = verdict_of(findings, said, {WRONG: f"actordbg lint {files}", RIGHT: f"actordbg check {files}"})

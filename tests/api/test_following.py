@@ -79,6 +79,7 @@ def test_tables_and_events_are_read_on_and_whole_files_not_at_each_change(tmp_pa
             table.write_text(table.read_text()[:-1])
     counted = sorted(log.metrics["kl"] for log in follower.logs.values())
     assert counted == [4, 9, 9], "each value once; the whole file not again"
+    assert "the newest of trainer_state.json" in str(follower.answer()), "and what was not read is said"
 
 
 def test_laws_of_a_step_wait_for_its_rows(tmp_path):
