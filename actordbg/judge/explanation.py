@@ -140,9 +140,9 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
         every = located.places + located.gradients
         many = f"{every - located.count:,} of {every:,}" if located.count else f"all {every:,}"
         gradients = f", {located.gradients:,} of them gradients" if located.gradients else ""
-        largest = f" (at most {number(located.largest, 3)} times its error)" if not located.count and located.largest else ""
+        largest = f" (at most {located.largest:.0%} of its error)" if not located.count and located.largest else ""
         near = f"as near to the truth as a healthy model's{largest}"
-        yield RULED_OUT, f"{many} places{gradients}: {near}, in {', '.join(local.judged)}"
+        yield RULED_OUT, f"{many} places{gradients}: {near}, in {plural(len(local.judged), 'dump')}"
     if local.looked_at and not local.findings:
         ranks = f" on {len(local.identities)} ranks" if len(local.identities) > 1 else ""
         when = "" if local.same_model else " when it was loaded"

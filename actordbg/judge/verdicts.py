@@ -187,8 +187,8 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
             yield NotChecked(TRUTH, f"{missing} against the truth")
         if truth.grad_norm_rel is None and GRADIENTS not in rules:
             yield NotChecked(GRADIENTS, "gradients", "--backward")
-    if judged.own is None and replay.golden is not None and replay.golden.mean_abs is not None:
-        apart = number(replay.golden.mean_abs, 2)
+    if (unasked := _unasked_distance(judged)) is not None:
+        apart = number(unasked, 2)
         yield NotChecked(RECORDED, f"the recorded log-probs, {apart} nats from these on average", "--recorded")
     if laws is None or not laws.inputs:
         return (yield NotChecked(LAWS, "the laws", "--laws"))
@@ -197,6 +197,12 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
         yield NotChecked(LAWS, f"the {which} {', '.join(laws.unasked)}")
     if laws.inputs < laws.of:
         yield NotChecked(LAWS, f"the laws of {plural(laws.of - laws.inputs, 'dump')}")
+
+
+def _unasked_distance(judged: Judged) -> float | None:
+    """Return how far the recorded log-probs are from the replay's, nats; None if the verdict covers them, or none are there."""
+    golden = judged.replay.golden
+    return golden.mean_abs if judged.own is None and golden is not None else None
 
 
 def _figures(replay: ReplaySummary, of_toy: str) -> Iterator[tuple[str, str]]:
@@ -243,6 +249,8 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
     if values["model"] == TINY:
         own = recorded or "YOUR_MODEL"
         return f"actordbg check --model {in_shell(own)}"
+    if _unasked_distance(judged) is not None:
+        return f"actordbg compare {replay.replay_id} recorded"
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
 
 

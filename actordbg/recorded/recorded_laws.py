@@ -211,7 +211,7 @@ LAWS = (
     ),
     RecordedLaw(
         "finite", "log-probs, advantages, rewards, losses, norms and rates are finite", "NeMo-RL#2100",
-        "replay that dump, then run `actordbg explain last`", ("log_probs",), TRAINER,
+        "`actordbg check --model YOUR_MODEL` says whether the model gives them", ("log_probs",), TRAINER,
         judge=_finite, over_calls=False,
     ),
     RecordedLaw(

@@ -113,6 +113,15 @@ def test_a_check_says_what_is_wrong_what_was_not_judged_and_why(store, case):
     assert answered(store, CASES[case].given) == CASES[case].expected
 
 
+def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):
+    apart = {"golden_count": 8, "golden_max_abs": 0.7, "golden_mean_abs": 0.5}
+    for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, INPUTS, model="/m", truth=truth, result=lambda index: apart)
+    answer = run_check(store, load_spec(store, "r-01")).verdict(of=257)
+    assert answer.word == "RIGHT" and "the recorded log-probs, 0.5 nats from these on average" in answer.left
+    assert answer.next == "actordbg compare r-01 recorded"
+
+
 def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store):
     lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
     write_replay(store, "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
