@@ -27,7 +27,7 @@ from actordbg.dumps.importer import ImportSummary, find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.measure.log_lines import TrainLog
-from actordbg.measure.run_logs import answer, curve_table, judge_logs, logs_below
+from actordbg.measure.run_logs import answer, curve_table, judge_logs, left_of, logs_below
 from actordbg.recorded.lint import READ, Linting, lint_answer
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding, NotChecked
@@ -151,6 +151,7 @@ def linted_files(
     findings.files = [str(path) for path in paths]
     if logs:
         findings.outcomes = [*findings.outcomes, *judge_logs(logs)]
+        findings.left = [*findings.left, *left_of(logs)]
     return lint_answer(findings, *([curve_table(logs)] if logs else []))
 
 

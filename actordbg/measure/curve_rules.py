@@ -13,13 +13,19 @@ from statistics import median
 
 from actordbg.base.units import plural
 from actordbg.measure.align_logs import FALLS, RISES
-from actordbg.measure.curves import LEAST, MISMATCH, SUMMED, Curves
+from actordbg.measure.curves import LEAST, MISMATCH, SUMMED, SUPERVISED_LOSS, Curve, Curves, is_held_out_score
+from actordbg.measure.log_lines import is_loss
 from actordbg.records.finding import Finding, Findings, Rule, RuleOutcome
 
 AUXILIARY = ("format", "tag", "length", "lang", "style", "think")
 """Words in the name of a reward's part that judges the form of an answer and not whether it is right."""
 
-
+NEAR = 50
+"""Steps on either side that a norm is held against."""
+LEAST_DIGITS = {"gradient norm": 2, "entropy": None, "KL to the reference": None, "reward": 0, "response length": 2}
+"""Quantities that change from step to step, and how many digits a figure has that stands for a fault where all steps have it:
+norms after clipping, a KL without a reference and an entropy that is not computed are constant in healthy runs.
+"""
 Seen = tuple[str, int, float | None, float | None]
 """What breaks a rule: in words, since which step, how large it is, and the limit; both None where only that counts."""
 Judge = Callable[[Curves], Iterator[Seen]]
@@ -35,9 +41,11 @@ class CurveRule:
 
 
 def _finite(curves: Curves) -> Iterator[Seen]:
-    for quantity, curve in curves.of.items():
-        if curve.nonfinite:
-            said = f"{quantity} ({curve.name}) is NaN or infinite at {plural(len(curve.nonfinite), 'step')}"
+    quantities = {curve.name: f"{quantity} ({curve.name})" for quantity, curve in reversed([*curves.of.items()])}
+    for name, curve in curves.metrics.items():
+        known = name in quantities or is_loss(name) or is_held_out_score(name)
+        if known and curve.nonfinite:
+            said = f"{quantities.get(name, name)} is NaN or infinite at {plural(len(curve.nonfinite), 'step')}"
             yield f"{said}, first at step {curve.nonfinite[0]}", curve.nonfinite[0], None, None
 
 
@@ -104,20 +112,65 @@ def _length(curves: Curves) -> Iterator[Seen]:
         yield f"{curve.course} tokens, and no reward rises with it", since, curve.late / curve.early, limit
 
 
+def _negative(curves: Curves) -> Iterator[Seen]:
+    curve, limit = curves.long("KL to the reference"), -0.05
+    if curve and curve.late < limit and curve.name not in SUMMED:
+        below = next(step for step, value in zip(curve.steps, curve.values, strict=True) if value < limit)
+        yield f"{curve.course} nats, and a mean over the policy's own samples is not below 0", below, curve.late, limit
+
+
 def _spikes(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.long("gradient norm"), 10.0
     if not curve:
         return
-    usual = median(curve.values)
-    spread = 1.4826 * median(abs(value - usual) for value in curve.values)
-    high = max(limit * usual, usual + 8 * spread)
-    # The first steps of a run have large norms, with the learning rate still near 0.
-    start = curve.steps[LEAST // 2]
-    spikes = {step: value for step, value in zip(curve.steps, curve.values, strict=True) if value > high and step > start}
-    if spikes and usual > 0:
-        worst = max(spikes, key=lambda step: spikes[step])
-        said = f"{curve.name} is {spikes[worst]:.3g} at step {worst}, {spikes[worst] / usual:.0f} times its median of {usual:.3g}"
-        yield f"{said}; {plural(len(spikes), 'such step')}", worst, spikes[worst] / usual, limit
+    spikes = {}
+    for at in range(LEAST // 2 + 1, len(curve.values)):
+        before, after = curve.values[max(0, at - NEAR) : at], curve.values[at + 1 : at + 1 + NEAR]
+        # A norm that falls or rises steadily, as at the start of a run, has larger ones on one side.
+        usual = max(median(side) for side in (before, after) if side)
+        spread = 1.4826 * median(abs(value - usual) for value in before + after)
+        if usual > 0 and curve.values[at] > max(limit * usual, usual + 8 * spread):
+            spikes[at] = usual
+    if spikes:
+        worst = max(spikes, key=lambda at: curve.values[at])
+        value, usual, step = curve.values[worst], spikes[worst], curve.steps[worst]
+        said = f"{curve.name} is {value:.3g} at step {step}, {value / usual:.0f} times the median of {usual:.3g} around it"
+        yield f"{said}; {plural(len(spikes), 'such step')}", step, value / usual, limit
+    if curve.trend.word == RISES and curve.late > limit * curve.early > 0:
+        yield curve.course, curve.since(limit * curve.early), curve.late / curve.early, limit
+
+
+def _diverges(curves: Curves) -> Iterator[Seen]:
+    curve, limit = curves.of[SUPERVISED_LOSS], 1.5
+    if curve.trend.word == RISES and curve.late > limit * curve.early > 0:
+        yield curve.course, curve.since(limit * curve.early), curve.late / curve.early, limit
+
+
+def _rate(curves: Curves) -> Iterator[Seen]:
+    curve, limit = curves.of["learning rate"], 0.2
+    zeros = [run for run in _equal_runs(curve) if run.value == 0]
+    longest = max(zeros, key=lambda run: run.count, default=None)
+    least = min((value for value in curve.values if value > 0), default=1.0)
+    loss = curves.of.get("loss")
+    learns = _learns(curves) or (loss is not None and loss.trend.word == FALLS)
+    rounded = least >= 1e-4 and learns  # four decimals make 0 of a rate with which something is learned
+    if longest and longest.count > limit * len(curve.values) and not rounded:
+        said = f"{curve.name} is 0 at {longest.count} steps in a row, of {len(curve.values)}"
+        yield said, longest.step, longest.count / len(curve.values), limit
+
+
+@dataclass(frozen=True)
+class EqualRun:
+    """Steps in a row with the same value. step: the first."""
+
+    value: float
+    step: int
+    count: int
+
+
+def _equal_runs(curve: Curve) -> list[EqualRun]:
+    runs = [list(same) for _, same in groupby(zip(curve.values, curve.steps, strict=True), key=lambda pair: pair[0])]
+    return [EqualRun(*same[0], len(same)) for same in runs]
 
 
 def _moving(curves: Curves) -> Iterator[Seen]:
@@ -129,16 +182,19 @@ def _moving(curves: Curves) -> Iterator[Seen]:
 
 
 def _frozen(curves: Curves) -> Iterator[Seen]:
-    for quantity in ("gradient norm", "entropy", "KL to the reference", "reward"):
+    for quantity, digits in LEAST_DIGITS.items():
         curve = curves.long(quantity)
         if curve is None:
             continue
-        runs = [list(same) for _, same in groupby(zip(curve.values, curve.steps, strict=True), key=lambda pair: pair[0])]
-        longest = max(runs, key=len)
-        value, step = longest[0]
+        longest = max(_equal_runs(curve), key=lambda run: run.count)
+        value, count = longest.value, longest.count
+        given = len(f"{abs(value):.12g}".replace(".", "").strip("0"))
         # Rewards of 0 and 1, and rounded figures, repeat by chance; six digits do not.
-        if len(longest) >= 5 and value != 0 and len(f"{abs(value):.12g}".replace(".", "").strip("0")) >= 6:
-            yield f"{curve.name} is {value:.6g} at {len(longest)} steps in a row", step, float(len(longest)), 5.0
+        by_chance = count < 5 or given < 6
+        throughout = digits is not None and given >= digits and count == len(curve.values)
+        at_limit = quantity == "response length" and given >= 2 and count >= LEAST
+        if not by_chance or throughout or at_limit:
+            yield f"{curve.name} is {value:.6g} at {count} steps in a row", longest.step, float(count), 5.0
 
 
 def _reward(curves: Curves) -> Iterator[Seen]:
@@ -179,136 +235,62 @@ _RECORD = "record such a step: `actordbg dump enable --calls forward,loss --on n
 RULES = tuple(
     CurveRule(Rule(name, holds, remedy=remedy, fails=fails), needs, judge)
     for name, fails, holds, remedy, needs, judge in (
-        (
-            "finite curves",
-            "NaN or infinity from step {step} on",
-            "no figure is NaN or infinite",
-            _RECORD,
-            (),
-            _finite,
-        ),
-        (
-            "reference at start",
-            "the reference differs from the policy before any update (step {step})",
-            "the policy begins as its reference: KL 0",
-            "load the reference from the policy's checkpoint, with equal dtype and chat template",
-            ("KL to the reference",),
-            _reference,
-        ),
-        (
-            "KL bounded",
-            "the policy drifts from its reference since step {step}",
-            "the policy stays near its reference: below 0.5 nats a token",
-            "lower the learning rate or raise the KL coefficient; read that step's answers, as hacking raises rewards too",
-            ("KL to the reference",),
-            _drift,
-        ),
-        (
-            "rollout agrees",
-            "rollout engine and trainer disagree since step {step}",
-            "engine and trainer differ by rounding only",
-            "`actordbg dump enable --calls forward,loss`, then `actordbg explain --against rollout`",
-            ("rollout mismatch",),
-            _mismatch,
-        ),
-        (
-            "entropy kept",
-            "the policy stops exploring at step {step}",
-            "entropy neither collapses below a tenth nor triples while no reward rises",
-            "raise the upper clip bound or the entropy coefficient, or lower the learning rate",
-            ("entropy",),
-            _entropy,
-        ),
-        (
-            "few ratios clipped",
-            "most updates are clipped since step {step}",
-            "at most 0.2 of the tokens are clipped",
-            "fewer updates on a batch, or a lower learning rate; `actordbg lint` compares ratio and old log-probs",
-            ("clip fraction",),
-            _above("clip fraction", 0.2),
-        ),
-        (
-            "groups differ",
-            "most groups teach nothing since step {step}",
-            "at most half of the groups have equal rewards",
-            "filter prompts that are always or never solved (dynamic sampling), or more samples a prompt",
-            ("groups without variance",),
-            _above("groups without variance", 0.5),
-        ),
-        (
-            "answers end",
-            "answers are cut off since step {step}",
-            "at most 0.15 of the answers are cut off at the length limit",
-            "raise the limit of new tokens, or mask truncated answers",
-            ("truncated share",),
-            _above("truncated share", 0.15),
-        ),
-        (
-            "length is earned",
-            "answers grow without reward since step {step}",
-            "answers that grow by half have rising scores",
-            "a length penalty, or a loss normalized by a fixed length",
-            ("response length", "reward"),
-            _length,
-        ),
-        (
-            "no norm spikes",
-            "a gradient spike at step {step}",
-            "no gradient norm is ten times its median, and eight deviations above it",
-            "record it: `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`",
-            ("gradient norm",),
-            _spikes,
-        ),
-        (
-            "steps move",
-            "the gradient is 0 in many steps, first in step {step}",
-            "at most 0.2 of the steps have a gradient of exactly 0",
-            "look at the rewards of these steps: a group whose rewards are all equal has no advantage",
-            ("gradient norm",),
-            _moving,
-        ),
-        (
-            "curves move",
-            "a logged figure is stuck from step {step} on",
-            "no figure of six digits stays equal for five steps",
-            "see what the trainer logs there: a figure that is not computed anew, or a policy that is not updated",
-            ("gradient norm",),
-            _frozen,
-        ),
-        (
-            "reward kept",
-            "the reward falls since step {step}",
-            "the reward does not fall over the run and its second half",
-            "go back to the best step's checkpoint; `actordbg lint` and `actordbg step` on dumps of the steps after it",
-            ("reward",),
-            _reward,
-        ),
-        (
-            "held-out follows",
-            "the reward is hacked: the held-out score falls since step {step}",
-            "no held-out score falls while the reward rises",
-            "stop at the best held-out step; read answers with high reward",
-            ("reward",),
-            _held_out,
-        ),
-        (
-            "reward is the task's",
-            "nearly all of the reward is for form",
-            "at most 0.9 of the reward is for an answer's form",
-            "lower that part's weight, or find easier prompts",
-            ("reward",),
-            _form,
-        ),
-        (
-            "loss scale kept",
-            "fp16 overflows: the loss scale fell to its end",
-            "fp16's loss scale stays above 1",
-            f"train in bf16; {_RECORD}",
-            ("loss scale",),
-            _scale,
-        ),
+        ("reference at start", "the reference differs from the policy before any update (step {step})",
+         "the policy begins as its reference: KL 0",
+         "load the reference from the policy's checkpoint, with equal dtype and chat template", ("KL to the reference",),
+         _reference),
+        ("KL bounded", "the policy drifts from its reference since step {step}",
+         "the policy stays near its reference: below 0.5 nats a token",
+         "lower the learning rate or raise the KL coefficient; read that step's answers, as hacking raises rewards too",
+         ("KL to the reference",), _drift),
+        ("KL not negative", "the KL is negative since step {step}", "a KL is not below -0.05 nats a token",
+         "sample with the temperature, top-p and template that log-probs are computed with; see what KL it is",
+         ("KL to the reference",), _negative),
+        ("rollout agrees", "rollout engine and trainer disagree since step {step}",
+         "engine and trainer differ by rounding only",
+         "`actordbg dump enable --calls forward,loss`, then `actordbg explain --against rollout`", ("rollout mismatch",),
+         _mismatch),
+        ("entropy kept", "the policy stops exploring at step {step}",
+         "entropy neither collapses below a tenth nor triples while no reward rises",
+         "raise the upper clip bound or the entropy coefficient, or lower the learning rate", ("entropy",), _entropy),
+        ("few ratios clipped", "most updates are clipped since step {step}", "at most 0.2 of the tokens are clipped",
+         "fewer updates on a batch, or a lower learning rate; `actordbg lint` compares ratio and old log-probs",
+         ("clip fraction",), _above("clip fraction", 0.2)),
+        ("groups differ", "most groups teach nothing since step {step}", "at most half of the groups have equal rewards",
+         "filter prompts that are always or never solved (dynamic sampling), or more samples a prompt",
+         ("groups without variance",), _above("groups without variance", 0.5)),
+        ("answers end", "answers are cut off since step {step}", "at most 0.15 of the answers are cut off at the length limit",
+         "raise the limit of new tokens, or mask truncated answers", ("truncated share",), _above("truncated share", 0.15)),
+        ("length is earned", "answers grow without reward since step {step}", "answers that grow by half have rising scores",
+         "a length penalty, or a loss normalized by a fixed length", ("response length", "reward"), _length),
+        ("no norm spikes", "the gradient norm grows tenfold at step {step}",
+         "no gradient norm is ten times those around it and eight deviations above them, and it does not grow tenfold",
+         "record it: `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`", ("gradient norm",), _spikes),
+        ("steps move", "the gradient is 0 in many steps, first in step {step}",
+         "at most 0.2 of the steps have a gradient of exactly 0",
+         "look at the rewards of these steps: a group whose rewards are all equal has no advantage", ("gradient norm",),
+         _moving),
+        ("curves move", "a logged figure is stuck from step {step} on",
+         "no figure of six digits stays equal for five steps, and no norm, reward or length throughout",
+         "see what the trainer logs there: a figure not computed anew, a policy not updated, answers that all reach the limit",
+         tuple(LEAST_DIGITS), _frozen),
+        ("learning rate set", "the learning rate is 0 since step {step}", "the learning rate is not 0 for a fifth of the steps",
+         "see the scheduler's number of steps, and whether it steps", ("learning rate",), _rate),
+        ("loss falls", "the loss diverges since step {step}", "the loss of a supervised training does not grow by half",
+         "lower the learning rate; `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`",
+         (SUPERVISED_LOSS,), _diverges),
+        ("reward kept", "the reward falls since step {step}", "the reward does not fall over the run and its second half",
+         "go back to the best step's checkpoint; `actordbg lint` and `actordbg step` on dumps of the steps after it",
+         ("reward",), _reward),
+        ("held-out follows", "the reward is hacked: the held-out score falls since step {step}",
+         "no held-out score falls while the reward rises", "stop at the best held-out step; read answers with high reward",
+         ("reward", "held-out score"), _held_out),
+        ("reward is the task's", "nearly all of the reward is for form", "at most 0.9 of the reward is for an answer's form",
+         "lower that part's weight, or find easier prompts", ("part of the reward",), _form),
+        ("loss scale kept", "fp16 overflows: the loss scale fell to its end", "fp16's loss scale stays above 1",
+         f"train in bf16; {_RECORD}", ("loss scale",), _scale),
     )
-)
+)  # fmt: skip
 _ANY_LENGTH = (_finite, _reference, _scale)
 """Judges of what a single step can break."""
 
@@ -322,12 +304,17 @@ def _outcome(each: CurveRule, curves: Curves) -> RuleOutcome:
     outcome = RuleOutcome(each.rule)
     missing = [name for name in each.needs if name not in curves.of]
     short = [name for name in each.needs if name not in missing and not curves.of[name].long]
+    norm = curves.of.get("gradient norm") if "gradient norm" in each.needs else None
+    if each.judge is _frozen and len(short) + len(missing) < len(each.needs):
+        missing, short = [], []  # one of them will do
     if not curves.of:
         outcome.lacks = "a metric that is known"
     elif missing:
         outcome.lacks = f"{' and '.join(missing)} in the log"
     elif short and each.judge not in _ANY_LENGTH:
         outcome.lacks = f"{LEAST} steps of {' and '.join(short)}"
+    elif norm and each.judge is not _frozen and {*norm.values} == {norm.values[0]} != {0}:
+        outcome.lacks = f"a gradient norm that changes, before clipping: {norm.name} is {norm.values[0]:g} at all steps"
     else:
         outcome.looked_at = 1
         for said, step, size, limit in each.judge(curves):

@@ -37,6 +37,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "truncated share": ("truncated", "completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio"),
     "groups without variance": ("frac_reward_zero_std",),
     "loss scale": ("loss_scale",),
+    "learning rate": ("actor_lr", "learning_rate", "actor/lr", "optim/lr", "lr-pg_0", "policy/policy_lr", "lr"),
 }  # fmt: skip
 """Quantity -> the names of its metric, the best first, as OpenRLHF 0.11, TRL 1.16, verl 0.9.1 and SkyRL 0.3 log it, and slime,
 prime-rl and NeMo-RL by their documentation.
@@ -60,6 +61,12 @@ engine has 0.001 and 0.03.
 """
 HELD_OUT = ("eval", "val/", "val-core/", "validation/", "test/", "test_")
 SCORES = ("acc", "score", "reward", "pass", "correct")
+NO_SCORES = ("std", "clip", "len", "rewards/")
+"""Words in the name of a figure beside a score: its deviation, a length, a part of a reward, which may be NaN for none."""
+SUPERVISED = ("loss", "train_loss", "gpt_loss", "loss_mean")
+SUPERVISED_LOSS = "supervised loss"
+PREFERRED = "rewards/chosen"
+"""What a training on preferences logs: its `kl` is of whole answers."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +134,7 @@ class Curves:
     @property
     def held_out(self) -> list[Curve]:
         """The long curves of held-out scores."""
-        return [
-            curve
-            for name, curve in self.metrics.items()
-            if name.lower().startswith(HELD_OUT) and any(word in name.lower() for word in SCORES) and curve.long
-        ]
+        return [curve for name, curve in self.metrics.items() if is_held_out_score(name) and curve.long]
 
     @property
     def reward_parts(self) -> list[Curve]:
@@ -139,6 +142,13 @@ class Curves:
         return [
             curve for name, curve in self.metrics.items() if name.startswith("rewards/") and name.endswith("/mean") and curve.long
         ]
+
+
+def is_held_out_score(name: str) -> bool:
+    """Return whether a metric's name is that of a score on data that is not trained on."""
+    name = name.lower()
+    scores = any(word in name for word in SCORES) and not any(word in name for word in NO_SCORES)
+    return scores and name.startswith(HELD_OUT)
 
 
 def curves_of(log: TrainLog) -> Curves:
@@ -153,6 +163,16 @@ def curves_of(log: TrainLog) -> Curves:
     for quantity, names in {**NAMES, "rollout mismatch": tuple(MISMATCH)}.items():
         if known := next((name for name in names if name in metrics), None):
             found[quantity] = metrics[known]
-    if loss := next((name for name in metrics if is_loss(name) and not name.startswith(HELD_OUT)), None):
-        found["loss"] = metrics[loss]
-    return Curves(found, metrics)
+    if PREFERRED in metrics:
+        found.pop("KL to the reference", None)
+    losses = [name for name in metrics if is_loss(name) and not name.startswith(HELD_OUT)]
+    if losses:
+        found["loss"] = metrics[losses[0]]
+    if losses and losses[0] in SUPERVISED and not {"reward", "KL to the reference", "rollout mismatch"} & found.keys():
+        found[SUPERVISED_LOSS] = metrics[losses[0]]
+    curves = Curves(found, metrics)
+    if curves.held_out:
+        found["held-out score"] = curves.held_out[0]
+    if curves.reward_parts:
+        found["part of the reward"] = curves.reward_parts[0]
+    return curves

@@ -7,6 +7,7 @@
 | CSV | columns `metric`, or `run - metric` as W&B's charts are exported |
 | event files, or a folder of them | TensorBoard, by the `tensorboard` package |
 | SQLite with a table `metrics` | trackio's database |
+| parquet with a column of steps and no lists | W&B's history, or a table of pandas, by `pyarrow` |
 | any other text | a log: `actordbg.measure.log_lines` |
 
 Anything else is refused by its own name. A step is the first of `STEPS` that a row has. W&B's own `_step` counts its
@@ -50,8 +51,8 @@ _MOST_BYTES = 2**27
 _MOST_TURNS = 2000
 """Hundred thousands of SQLite's instructions: the pages of a made-up database can form a table that has no end."""
 _SQLITE = b"SQLite format 3\0"
+_PARQUET = b"PAR1"
 _OTHERS = {
-    b"PAR1": "a Parquet file",
     b"PK\x03\x04": "a zip archive, as torch and numpy save",
     b"\x80": "a pickle",
     b"\x28\xb5\x2f\xfd": "compressed by zstd",
@@ -87,6 +88,8 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
         return _of_trackio(name, run)
     if is_events(head):
         return of_events(name)
+    if head.startswith(_PARQUET):
+        return _numbered(_of_parquet(name))
     what = next((what for start, what in _OTHERS.items() if head.startswith(start)), "")
     if not what and len(head.translate(None, _CONTROL)) < 0.9 * len(head):
         what = "binary"
@@ -289,6 +292,34 @@ def _of_trackio(name: str, run: str | None) -> Iterator[ExportedRow]:
             f"cannot read {name} as an SQLite database: {error}", hint="copy the file, or export it"
         ) from None
     return _numbered(_figures([{"step": step} | row for step, row in objects if isinstance(row, dict)]))
+
+
+def _of_parquet(name: str) -> Iterator[Figures]:
+    """Yield the figures of each row. A null is a figure that the row lacks.
+
+    Raises UsageError for a table without steps or with lists, which are rows of tokens.
+    """
+    require_package(f"{name} is Parquet, and", "pyarrow")
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    try:
+        table = parquet.ParquetFile(name)
+        columns = [field.name for field in table.schema_arrow if _is_figure(arrow.types, field.type)]
+        lists = any(arrow.types.is_list(field.type) for field in table.schema_arrow)
+        if lists or not {*STEPS} & {column.strip().lower() for column in columns}:
+            raise UsageError(
+                f"{name} is a Parquet file without steps, and no log", hint=f"a log has a column {' or '.join(STEPS[-2:])}"
+            )
+        if table.metadata.num_rows * len(columns) > MOST_VALUES:
+            raise EnvironmentProblem(f"{name} has more than {MOST_VALUES:,} values", hint="export fewer metrics")
+        for batch in table.iter_batches(batch_size=2**12, columns=columns):
+            for row in batch.to_pylist():
+                yield {column: float(value) for column, value in row.items() if value is not None}, ()
+    except (arrow.ArrowException, OSError) as error:
+        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="export it again") from None
+
+
+def _is_figure(types: Any, kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
 def is_events(head: bytes) -> bool:

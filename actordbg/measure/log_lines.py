@@ -11,7 +11,8 @@ numbers its steps in one of three ways, each read into a separate series:
 * **line**: a line that names its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
 * **order**: lines with a figure and no step (`gpt_loss: 5.78`, `{'gpt_loss': 5.78}`): each line is a step.
 
-A step that occurs again later (a resumed run in the same log) counts with its later value, and is counted in `rerun`. NaN and
+A step that occurs again later (a resumed run in the same log) counts with its later value, and is counted in `rerun`; from the
+first step again, it is another run, and only the last run counts. NaN and
 infinities are kept like other values. Steps of an evaluation bar are those that it names.
 
 Standard library only. Memory grows with the number of steps kept, not with the size of a text log.
@@ -76,8 +77,11 @@ class Series:
     _last: int | None = None
 
     def add(self, step: int, value: float) -> None:
-        """Add the next value of the log; a repeated step replaces its value."""
+        """Add the next value of the log; a repeated step replaces its value, and a run that begins anew all values before it."""
         self.rerun += step in self.points and step != self._last
+        if self.kind in (LINE, CALL) and step != self._last and step == next(iter(self.points), None):
+            self.rerun += len(self.points) - 1
+            self.points = {}
         self.points[step], self._last = value, step
 
 

@@ -13,12 +13,13 @@ from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.measure.curve_rules import RULES, judge
-from actordbg.measure.curves import LEAST, curves_of
+from actordbg.measure.curves import LEAST, SUPERVISED_LOSS, curves_of
 from actordbg.measure.log_lines import TrainLog, read_log
-from actordbg.records.finding import Findings, RuleOutcome
+from actordbg.records.finding import Findings, NotChecked, Rule, RuleOutcome
 
 MOST_BYTES = 2**27
 """Largest file that is looked at for a log."""
+EACH_STEP = Rule("each step once")
 
 
 def log_at(path: Path) -> TrainLog | None:
@@ -79,6 +80,17 @@ def judge_logs(logs: Sequence[TrainLog]) -> list[RuleOutcome]:
     return together
 
 
+def left_of(logs: Sequence[TrainLog]) -> list[NotChecked]:
+    """Return what of logs was not judged: the first values of steps that a log has twice."""
+    left = []
+    for log in logs:
+        twice = max((series.rerun for kinds in log.series.values() for series in kinds.values()), default=0)
+        if twice:
+            said = f"{plural(twice, 'step')} of {Path(log.path).name} before a later run of the same steps"
+            left.append(NotChecked(EACH_STEP, said, "a log for each run"))
+    return left
+
+
 def curve_table(logs: Sequence[TrainLog]) -> Grid:
     """Return a table of the known curves of logs."""
     head: Sequence[str] = ("log", "metric", "steps", "first third", "last third", "trend")
@@ -96,12 +108,13 @@ def curve_table(logs: Sequence[TrainLog]) -> Grid:
 def answer(logs: Sequence[TrainLog]) -> CommandResult:
     """Return what the curves of logs say: the verdict, and a table of the curves. The logs were read with all metrics."""
     names = ", ".join(Path(log.path).name for log in logs)
-    findings = Findings(judge_logs(logs))
+    findings = Findings(judge_logs(logs), left=left_of(logs))
     held = len(findings.held)
     right = f"the curves of {names} keep {plural(held, 'rule')}; a fault that leaves them as they are is not seen"
     verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
-    short = not any(curve.long for log in logs for curve in curves_of(log).of.values())
+    known = [(quantity, curve) for log in logs for quantity, curve in curves_of(log).of.items()]
+    short = not any(curve.long for quantity, curve in known if quantity not in ("loss", SUPERVISED_LOSS))
     if (held < 2 or short) and not findings.found:
-        # All figures are finite, which says nothing of a training's course.
+        # All figures are finite, or the loss falls, which says nothing of a training's course.
         verdict = replace(verdict, word=UNCHECKED, said=f"{names} has no known curve of {LEAST} steps")
     return answer_of(findings, verdict, curve_table(logs), title=f"curves of {names}", logs=[log.path for log in logs])

@@ -11,7 +11,7 @@ import pytest
 from casefiles import cases_of
 from typer.testing import CliRunner
 
-from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.measure import run_logs
 from actordbg.measure.curve_rules import RULES
@@ -46,6 +46,8 @@ def healthy(seed):
         "frac_reward_zero_std": np.clip(noisy(0.2 + 0.1 * at, 0.05), 0, 1),
         "sampling/sampling_logp_difference/mean": np.abs(noisy(0.01 + 0 * at, 0.001)),
         "loss_scale": np.full(STEPS, 65536.0),
+        "learning_rate": 1e-6 * np.clip(np.minimum(20 * at, 1.2 - at), 0, 1),
+        "eval_reward_std": noisy(0.4 * (1 - at), 0.01),
     }
 
 
@@ -98,6 +100,10 @@ def changed(lines):
     run = healthy(7)
     for line in lines:
         verb, name, *words = line.split()
+        if verb == "drop":
+            for each in (name, *words):
+                del run[each]
+            continue
         if verb == "rename":
             run[words[0]] = run.pop(name)
             continue
@@ -127,6 +133,45 @@ def test_the_names_of_each_trainer_are_known(tmp_path, line):
     assert states["loss scale kept"] == "not-checked"
 
 
+def test_a_log_of_two_runs_is_judged_by_its_last_and_says_so(tmp_path):
+    first, last = changed(["ramp kl 100 3.0"]), healthy(2)
+    lines = [
+        json.dumps({"step": at + 1, **{name: float(run[name][at]) for name in run}})
+        for run in (first, last)
+        for at in range(STEPS)
+    ]
+    log = tmp_path / "runs.jsonl"
+    log.write_text("\n".join(lines[: STEPS + 100]))
+    result = answer([read_log(str(log), every=True)])
+    kept = read_log(str(log), every=True).series["kl"]["line"].points
+    assert result.verdict == "RIGHT" and list(kept.values()) == [float(value) for value in last["kl"][:100]]
+    assert any("300 steps of runs.jsonl" in left for left in result["not_checked"])
+
+
+def test_a_norm_that_is_logged_after_clipping_is_not_judged(tmp_path):
+    result = answer([read_log(written(tmp_path, changed(["set grad_norm 0 1.0"])), every=True)])
+    states = {rule["rule"]: rule["state"] for rule in result["rules"]}
+    assert result.verdict == "RIGHT" and states["no norm spikes"] == states["steps move"] == "not-checked"
+
+
+@pytest.mark.parametrize("columns", [{"_step": range(40)}, {"_step": range(40), "ids": [[1, 2]] * 40}, {"at": range(40)}])
+def test_a_history_in_parquet_is_read_and_other_tables_are_no_log(tmp_path, columns):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "history"
+    table = pyarrow.table({**columns, "train/kl": [None, *range(39)], "note": ["text"] * 40})
+    pyarrow.parquet.write_table(table, path)
+    if len(columns) == 1 and "_step" in columns:
+        assert read_log(str(path), "kl").series["kl"]["call"].points == {step: step - 1.0 for step in range(1, 40)}
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(EnvironmentProblem):
+            read_log(str(path))
+    else:
+        with pytest.raises(UsageError):
+            read_log(str(path))
+
+
 def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path):
     run = {name: values[:8] for name, values in healthy(1).items()}
     result = answer([read_log(written(tmp_path, run), every=True)])
@@ -150,7 +195,7 @@ def test_lint_judges_logs_by_their_content(tmp_path, store):
     state = Path(written(tmp_path, run))
     log = state.rename(tmp_path / "out.txt")
     code, said = lint(store, log)
-    assert code == 0 and said.startswith("RIGHT: the curves of out.txt keep 16 rules"), said
+    assert code == 0 and said.startswith("RIGHT: the curves of out.txt keep 18 rules"), said
     run = changed(["ramp kl 100 3.0"])
     log.write_text(Path(written(tmp_path, run)).read_text())
     code, said = lint(store, log, "--json")
