@@ -85,7 +85,7 @@ def without(tmp_path, *missing):
 @pytest.mark.slow
 def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path):
     store, run = without(tmp_path, "torch", "transformers")
-    for words in (["replay"], ["check"], ["train-check", "--through", "rows"]):
+    for words in (["check"], ["train-check", "--through", "rows"]):
         done = run(*words)
         assert done.returncode == 4 and not done.stdout, done.stdout + done.stderr
         error, hint = done.stderr.splitlines()[-2:]

@@ -149,12 +149,15 @@ def run(*command, **more):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store, tmp_path):
     model, mark = codedmodel.make(tmp_path / "model")
     publish(store, 1, batch=1, length=16)
     command = ("-m", "actordbg", "--store", str(store.root))
     for backend in ([], ["--truth"]):
-        done = run(*command, "replay", "--model", str(model), *backend, "--trust-remote-code", HF_HOME=str(tmp_path / "hub"))
+        done = run(
+            *command, "replay", "--model", str(model), *backend, "--trust-remote-code", HF_MODULES_CACHE=str(tmp_path / "hub")
+        )
         assert done.returncode == 0, done.stderr
         assert mark.read_text().count("\n") == 1, backend
         mark.unlink()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from deathcases import switch
-from roots import ROOT
+from roots import FORKED, ROOT
 from runkit import below_run, python
 
 from actordbg.capture import facts
@@ -102,10 +102,11 @@ print(json.dumps({"plain": plain, "hooked": hooked}))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_real_openrlhf_actor_below_run_is_recorded_and_cannot_tell(store, tmp_path):
     pytest.importorskip("openrlhf")
     switch(store, with_outputs=True)
-    environment = below_run(ROOT, HF_HUB_OFFLINE="1") | {"ACTORDBG_STORE": str(store.root)}
+    environment = below_run(ROOT, FORKED, HF_HUB_OFFLINE="1", FORKED_PROGRAM="-c") | {"ACTORDBG_STORE": str(store.root)}
     digests = json.loads(python(OPENRLHF, environment, str(tmp_path / "models")).splitlines()[-1])
     assert len({*digests["plain"], *digests["hooked"]}) == 1
     dumps = [payload.load(path) for path in store.iter_dumps()]

@@ -97,10 +97,9 @@ def found(copy, old_store):
     return answer
 
 
-@pytest.mark.parametrize(("command", "told"), [("replay", "Heads that share one key."), ("matrix", "LIST")])
-def test_each_command_has_its_option(copy, command, told):
-    done = run(copy, "-m", "actordbg", command, "--help-all")
-    assert done.returncode == 0 and "--head-share" in done.stdout and told in done.stdout, done.stderr
+def test_the_other_command_has_its_option(copy):
+    done = run(copy, "-m", "actordbg", "matrix", "--help-all")
+    assert done.returncode == 0 and "--head-share" in done.stdout and "LIST" in done.stdout, done.stderr
 
 
 def test_flag_variable_and_file_give_it(copy, found, old_store):

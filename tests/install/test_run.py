@@ -18,7 +18,8 @@ from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli.app import app
 from actordbg.store import payload
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+FORKED = {"FORKED_PROGRAM": "train.py"}
 
 NO_TORCH = "import sys; sys.modules['torch'] = None"
 
@@ -48,7 +49,7 @@ def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_chan
     before, job = contents(tree), ("--", sys.executable, "train.py")
     with ThreadPoolExecutor() as pool:
         names = (("a",), ("b", "--max-dumps", "2"))
-        jobs = [pool.submit(run_job, store, "--run", *name, *job, path=tree, cwd=tree, code=NO_TORCH) for name in names]
+        jobs = [pool.submit(run_job, store, "--run", *name, *job, path=tree, cwd=tree, code=NO_TORCH, **FORKED) for name in names]
     done = [job.result() for job in jobs]
     assert [job.returncode for job in done] == [0, 0], done
     assert contents(tree) == before and records(store) == [("a", 0)] * 5 + [("b", 0)] * 2
@@ -61,7 +62,7 @@ def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_chan
 def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_processes(store, tree):
     command = [sys.executable, "train.py"]
     for _ in range(2):
-        done = run_job(store, "--run", "a", "--every", "2", "--max-dumps", "2", "--json", *command, path=tree, cwd=tree)
+        done = run_job(store, "--run", "a", "--every", "2", "--max-dumps", "2", "--json", *command, path=tree, cwd=tree, **FORKED)
         answer = json.loads(done.stderr[done.stderr.index("{") :])
         assert answer["total"]["captured"] == 2 and answer["processes"][0]["sampled_out_by"] == {"every": 2, "max_dumps": 1}
         assert answer["switched_off"] is True and answer["exit_code"] == 0 and answer["command"] == command
@@ -153,6 +154,6 @@ def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree, tm
 
 def test_processes_that_torchrun_starts_are_recorded_by_rank(store, tree):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = run_job(store, "--run", "a", "--", *torchrun, path=tree, cwd=tree, CALLS="3")
+    done = run_job(store, "--run", "a", "--", *torchrun, path=tree, cwd=tree, CALLS="3", **FORKED)
     assert done.returncode == 0, done.stderr
     assert records(store) == [("a", rank) for rank in range(2) for _ in range(3)]

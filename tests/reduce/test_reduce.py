@@ -20,6 +20,7 @@ from unittest import mock
 
 import codedmodel
 import pytest
+from amounts import first_or_all
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -484,8 +485,8 @@ def test_no_answer_on_a_commands_input_is_consent_to_code(store, tmp_path):
     path = reduction.folder_of_reduction(store, replay) / reduction.RECORD
     store.publish_text(path, reduced(FINGERPRINT, replace(SCRIPTS["checkpoint"], checkpoint=str(folder))).to_json())
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "repro", replay, "--yes"]
-    for more in ([], ["--trust-remote-code"]):  # the script of a case never runs code, with consent neither
-        ran = subprocess.run([*command, *more], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
+    for consent in first_or_all([["--trust-remote-code"], []]):  # the script of a case never runs code, with consent neither
+        ran = subprocess.run([*command, *consent], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert ran.returncode in (1, 3), ran.stderr
         assert not mark.exists()
 
@@ -523,6 +524,7 @@ def test_an_issue_says_what_each_project_would_need():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_trials_are_isolated_and_warm(tmp_path):
     """One host forks for each trial; what dies or hangs costs its trial alone."""
     packed = replace(CASE, rows=((5, 7, 9), (11, 13)))

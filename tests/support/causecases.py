@@ -387,11 +387,11 @@ def adapters(cache: Path):
     base = str(model_of(cache, "llama"))
     good = with_adapter(cache, "adapter", base)
     bench = Bench(good, "fp32", cache)
-    for part, name in (("lm_head", "adapter of: lm_head"), ("q_proj", "adapter of: q_proj"), ("", "adapter")):
+    for part, name in first_or_all((("lm_head", "adapter of: lm_head"), ("", "adapter"), ("q_proj", "adapter of: q_proj")), 2):
         named(bench.explain(bench.values(bench.ran(of_layers(part, 0.0)))), name, None, "adapter", beside=1)
     (one,) = [each.name for each in bench.explain(bench.values(bench.ran(of_layers("layers.1.self_attn.v_proj", 0.0)))).named]
     assert one.startswith("adapter of: ") and one.endswith("layers.1.self_attn.v_proj")
-    for scale in (1.3, 2.0):
+    for scale in first_or_all((1.3, 2.0)):
         named(bench.explain(bench.values(bench.ran(of_layers("", scale)))), "adapter scale", scale, "adapter")
     named(bench.explain(bench.values(bench.ran(head_in_bf16))), "head in bf16", 1.0, "adapter")
     silent = Bench(with_adapter(cache, "silent", base, lora_alpha=0), "fp32", cache)

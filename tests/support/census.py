@@ -77,14 +77,17 @@ def all_cells(seeds: int) -> Iterator[Cell]:
 
 
 def sample() -> list[Cell]:
-    """A sample of them for every run of the tests: two starts, every shape of input, one cell or (WHOLE=1) four for each family."""
-    plain = (("llama3", "bf16", (1,)), ("qwen3_5", "bf16", (0,)), ("gemma2", "fp32", (3,)), ("mixtral", "bf16", (2,)))
+    """A sample of them for every run of the tests, each of another shape; with WHOLE=1 four for each family, and two ranks.
+
+    Llama and ranks that compute together are judged healthy beside their faults (`plantedfaults`, `locatecases.together`).
+    """
+    plain = (("qwen3_5", "bf16", (0,)), ("gemma2", "fp32", (3,)), ("mixtral", "bf16", (2,)), ("llama3", "bf16", ()))
     cells = [
         Cell("plain", family, dtype, seed % 2 == 1 and family not in PACKED_IS_BROKEN, seed)
         for family, dtype, seeds in plain
         for seed in (range(4) if WHOLE else seeds)
     ]
-    return cells + [Cell("tp 2", "llama3", "bf16", seed % 2 == 1, seed) for seed in range(amount(1, 4))]
+    return cells + [Cell("tp 2", "llama3", "bf16", seed % 2 == 1, seed) for seed in range(amount(0, 4))]
 
 
 def dump_of_seed(seed: int):

@@ -455,9 +455,9 @@ class Fused(torch.nn.Module):
 
 TOGETHER: dict[str, dict[str, Any]] = {
     "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3, "dtype": "fp32"},
-    "fsdp2": {"backend": "fsdp2"},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
+    "fsdp2": {"backend": "fsdp2"},
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
 }
 
@@ -465,7 +465,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 def together(cache: Path):
     """Two ranks that compute together: healthy, then with another scale on rank 1, whose rank is named."""
     rank, model = int(os.environ["RANK"]), str(model_of(cache, "llama"))
-    for name, settings in first_or_all([*TOGETHER.items()], 4):
+    for name, settings in first_or_all([*TOGETHER.items()], 3):
         config = ReplayConfig(**({"model": model, "dtype": "bf16", "nproc": 2, "packing": True, "backward": True} | settings))
         own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from roots import ROOT
+from roots import FORKED, ROOT
 
 from actordbg.install.ray_hooks import FOLDER
 from actordbg.store.layout import Store
@@ -76,9 +76,12 @@ def ended(
 def run_job(
     store: Store, *words: str, path: Path | None = None, cwd: Path | None = None, code: str = "", **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """`actordbg --store STORE run WORDS`, with `path` on the user's PYTHONPATH; `code` runs before it at the desk."""
+    """`actordbg --store STORE run WORDS`, with `path` on the user's PYTHONPATH; `code` runs before it at the desk.
+
+    FORKED_PROGRAM: the job's program, if it may be a fork (`forked_workers`).
+    """
     program = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
-    entries = [str(ROOT), *([str(path)] if path else [])]
+    entries = [str(ROOT), *([str(path)] if path else []), *([str(FORKED)] if "FORKED_PROGRAM" in more else [])]
     environment = clean_environment(PYTHONPATH=os.pathsep.join(entries), **more)
     command = [sys.executable, "-c", program, "--store", str(store.root), "run", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=cwd, timeout=300)

@@ -4,6 +4,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from amounts import first_or_all
 from commandline import invoke
 
 from actordbg.store.layout import Store
@@ -20,7 +21,7 @@ def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_p
 
 
 @needs_trl
-@pytest.mark.parametrize("name", ["dpo-swapped", "dpo-labels", "sft-tokens", "rloo-old"])
+@pytest.mark.parametrize("name", first_or_all(["dpo-swapped", "sft-tokens", "rloo-old", "dpo-labels"], 3))
 def test_losses_of_dpo_sft_and_rloo_are_recorded_and_a_fault_of_each_is_named(tmp_path, name):
     assert faulty_trl.every(tmp_path, {name: faulty_trl.CASES[name]}, faulty_trl.recorded)
 

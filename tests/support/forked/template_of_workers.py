@@ -21,7 +21,7 @@ from pathlib import Path
 MODULES = (
     "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
     "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
-    "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
+    "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest", "torch.distributed.run",
 )  # fmt: skip
 AS_TYPED = {"attach", "demo", "replay", "ui"}
 """Commands of `python -m actordbg` that are no forks: tests send their processes signals, or give them a terminal."""
@@ -30,6 +30,7 @@ PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests",
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
+    "HF_MODULES_CACHE",
     "OMP_WAIT_POLICY",
     "PYTORCH_NVML_",
     "TORCHDYNAMO_DISABLE",
@@ -123,7 +124,7 @@ if __name__ == "__main__":
     import sqlmodel  # noqa: F401
     import torch._inductor.compile_fx
     import torch.distributed.fsdp
-    import transformers  # noqa: F401
+    import transformers.dynamic_module_utils
 
     gc.freeze()
     gc.enable()
@@ -132,6 +133,9 @@ if __name__ == "__main__":
     torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
     if threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
         torch._inductor.config.compile_threads = int(threads)
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    if modules := os.environ.get("HF_MODULES_CACHE"):
+        transformers.dynamic_module_utils.HF_MODULES_CACHE = modules
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
     if sys.argv[0] in (*MODULES, "actordbg"):
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
