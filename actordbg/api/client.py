@@ -89,8 +89,8 @@ class Client:
         """Return the model to replay, which the dumps were recorded with, if the user chose one now."""
         return None
 
-    def agrees_to_all(self, count: int, seconds: float | None, *, dry_run: bool) -> None:
-        """Agree to replay a whole store, which has so many dumps and takes about so long. Raises UsageError to decline."""
+    def agrees_to_all(self, count: int, *, dry_run: bool) -> None:
+        """Agree to replay a whole store, which has so many dumps. Raises UsageError to decline."""
 
     def begins(self, title: str, config: ReplayConfig | None = None) -> None:
         """Prepare the machines for a piece of work, by its name; config: that of a replay."""

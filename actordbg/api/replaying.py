@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,9 +16,8 @@ from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.base.units import human_bytes, plural, some
-from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
-from actordbg.config.as_ran import as_ran, costs, on_machine
+from actordbg.config.as_ran import on_machine
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
 from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
@@ -43,8 +40,7 @@ def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, dry_run: bo
     chosen = desk.selected(chosen, writes=not dry_run)
     requested, plan, own = desk.of_recorded_model("replay", flags, chosen, ask=not dry_run)
     if whole:
-        count, seconds = len(plan.spec.inputs), expected_seconds(open_fresh(desk.store), plan.spec)
-        desk.client.agrees_to_all(count, seconds, dry_run=dry_run)
+        desk.client.agrees_to_all(len(plan.spec.inputs), dry_run=dry_run)
     return _run(desk, plan, dry_run=dry_run, settings_from=requested.sources, recorded_model=own)
 
 
@@ -57,22 +53,6 @@ def resumed(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
     desk.client.approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner)
     require_consent(spec.config.model, desk.store.models)
     return _run(desk, Plan(spec), dry_run=dry_run, settings_from={}, recorded_model=None)
-
-
-def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
-    """Estimate a replay's duration by the newest finished one with the same settings; None without one."""
-    settings, tokens = costs(as_ran(spec.config)), sum(item.tokens for item in spec.inputs)
-    sql = (
-        "SELECT (forward_s + coalesce(backward_s, 0)) / tokens, started_at FROM result "
-        "WHERE replay_id = ? AND status = 'passed' AND forward_s IS NOT NULL AND tokens > 0 ORDER BY started_at"
-    )
-    for row in list_replays(catalog, limit=100):
-        results = answers(catalog, sql, (row.replay_id,))
-        if row.finished_at and results and costs(as_ran(row.config)) == settings:
-            began, first = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, results[0][1]))
-            pace = median(pace for pace, _ in results)  # the first of a compiled model includes its compilation
-            return float(max((first - began).total_seconds(), 0.0) + pace * tokens / spec.config.lanes)
-    return None
 
 
 def _run(desk: Desk, plan: Plan, *, dry_run: bool, **about: Any) -> CommandResult:

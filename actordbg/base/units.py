@@ -58,15 +58,6 @@ def human_bytes(count: float | None) -> str:
     return f"{count:.1f} GiB"
 
 
-def in_time(seconds: float) -> str:
-    """Format 12 as "12 s", 95 as "1 min 35 s", 4000 as "1 h 7 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def ago(moment: str, now: datetime | None = None) -> str:
     """Say how long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" if it is not a time."""
     try:

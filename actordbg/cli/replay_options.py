@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
 
-MOST_UNASKED, LONG_S = 50, 60.0
-"""Number of inputs that are replayed without asking if no option selects them and nothing says how long that takes; and the
-seconds that are not worth a question."""
+MOST_UNASKED = 50
+"""Number of inputs that are replayed without asking if no option selects them."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from actordbg.api.desk import Desk
 from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.base.owners import Owner
-from actordbg.base.units import in_time
 from actordbg.cli import options, output
 from actordbg.cli.output import note
-from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, EngineOptions, StopOptions
+from actordbg.cli.replay_options import MOST_UNASKED, EngineOptions, StopOptions
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
@@ -116,21 +115,19 @@ class ReplayTerminal(Terminal):
         super().__init__(ctx, yes=yes, machines=machines)
         self._engine, self._stopping, self._everything, self._bare = machines, stopping, everything, False
 
-    def agrees_to_all(self, count: int, seconds: float | None, *, dry_run: bool) -> None:
-        """Ask before replaying a whole store if that takes over a minute by what replays took here, or, without such a replay, if
-        there are many dumps. Raises UsageError if the user declines, or there is no terminal.
+    def agrees_to_all(self, count: int, *, dry_run: bool) -> None:
+        """Ask before replaying a whole store of many dumps. Raises UsageError if the user declines, or there is no terminal.
 
         At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
         """
-        if self._everything or (count <= MOST_UNASKED if seconds is None else seconds <= LONG_S):
+        if self._everything or count <= MOST_UNASKED:
             return
         if dry_run and output.can_ask():
             return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
-        lasting = "" if seconds is None else f", in about {in_time(seconds)} by an earlier replay"
-        if output.agreed(f"This replays all {count:,} dumps of the store{lasting}"):
+        if output.agreed(f"This replays all {count:,} dumps of the store"):
             return
         raise UsageError(
-            f"refusing to replay {count:,} dumps{lasting}",
+            f"refusing to replay {count:,} dumps",
             hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
         )
 

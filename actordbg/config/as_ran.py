@@ -95,11 +95,6 @@ _DECIDE_NOTHING = {"vary", "seed"}
 """Settings that do not change what a configuration computes."""
 
 
-def costs(values: Mapping[str, Any]) -> Values:
-    """Return the settings that affect time and memory."""
-    return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}
-
-
 def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
     """Keep the settings of `differs` that apply to a configuration: a plain replay has no ZeRO stage. Other facts stay."""
     return {name: value for name, value in differs.items() if name not in SETTINGS or _has(SETTINGS[name], values)}

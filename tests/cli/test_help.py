@@ -11,7 +11,6 @@ import pytest
 from commandline import invoke
 from typer.testing import CliRunner
 
-from actordbg.api import replaying
 from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
@@ -156,18 +155,6 @@ def test_a_setting_that_makes_no_sense_is_refused_with_a_hint(store, words, said
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         invoke(store, "replay", *words, "--dry-run")
     assert hint in (raised.value.hint or "")
-
-
-@pytest.mark.parametrize(("count", "seconds", "goes"), [(60, 5.0, True), (60, None, False), (3, None, True), (3, 90.0, False)])
-def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(store, monkeypatch, count, seconds, goes):
-    invoke(store, "dump", "create", "--count", count, "--seq-len", 8)
-    monkeypatch.setattr(replaying, "expected_seconds", lambda *_: seconds)
-    if goes:
-        assert f"{count} inputs" in invoke(store, "replay", "--quiet", "--dry-run").stdout
-    else:
-        with pytest.raises(UsageError, match=f"refusing to replay {count} dumps"):
-            invoke(store, "replay", "--quiet", "--dry-run")
-    assert f"{count} inputs" in invoke(store, "replay", "--all", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(("colorless", "terminal"), [("", True), ("1", True), ("", False)])

@@ -20,7 +20,6 @@ from supervised import booted, spec_of
 from typer.testing import CliRunner
 from victims import wait_for
 
-from actordbg.api import replaying
 from actordbg.api.desk import Desk
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import (
@@ -33,14 +32,11 @@ from actordbg.base.errors import (
 )
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
-from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.config.choices import Facts
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, read_results
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch
 from actordbg.replay.supervise import load_spec, run_replay
@@ -202,18 +198,6 @@ def test_deepspeed_that_is_not_installed_is_not_chosen(store, monkeypatch):
     result = invoke(store, "--dry-run")
     assert "on 1 worker (plain)" in result.stdout
     assert "backend plain (recorded under DeepSpeed, which is not installed)" in result.stderr
-
-
-def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store):
-    inputs = publish(store, 3)
-    spec = ReplaySpec("20250619T053200-000032", "2025-06-19T05:32:00.000000Z", ReplayConfig(), tuple(inputs))
-    assert replaying.expected_seconds(open_fresh(store), spec) is None
-    took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
-    compiled = {"forward_s": 900.0, "tokens": inputs[0].tokens}
-    write_replay(
-        store, "20250619T053100-000031", inputs, result=lambda index: took if index else compiled, **vars(ReplayConfig())
-    )
-    assert replaying.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
 
 
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store, monkeypatch):
