@@ -199,8 +199,7 @@ class PlainCommands:
         out: Annotated[str | Path, Option("-o", kind=Path)] = "bundle.tar.zst",
         redact: bool = False,
         keep_ids: Annotated[str | Collection[int], Option(kind=str)] = (),
-        model: str | None = None, to: str | None = None,
-        public: bool = False,
+        model: str | None = None,
     ) -> CommandResult:  # fmt: skip
         """Pack dumps, replays and comparisons into one archive.
 
@@ -218,8 +217,6 @@ class PlainCommands:
             redact: Permute token ids; keep padding and special tokens. Dumps only.
             keep_ids (ID,...): With --redact, also keep these ids.
             model (NAME|PATH): With --redact, the model whose special tokens are kept.
-            to (URL): Upload it: hf://datasets/OWNER/NAME, private.
-            public: With --to, allow a repository that is public already.
         """
         from actordbg.api.reducing import bundled
         from actordbg.document.page import check_place
@@ -229,9 +226,7 @@ class PlainCommands:
         if isinstance(keep_ids, str):
             keep_ids = _numbers("--keep-ids", keep_ids)
         check_place(Path(out))
-        return bundled(
-            self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model or "", to=to, public=public
-        )
+        return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model or "")
 
     @consenting
     def step(

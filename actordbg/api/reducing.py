@@ -16,7 +16,7 @@ from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.compare.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
-from actordbg.dumps.bundle import pack_bundle, upload
+from actordbg.dumps.bundle import pack_bundle
 from actordbg.recorded.lint import READ
 from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
 from actordbg.records.finding import NotChecked
@@ -139,10 +139,9 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
 
 
 def bundled(
-    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool = False, keep: Collection[int] = (),
-    model: str = "", to: str | None = None, public: bool = False,
+    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool, keep: Collection[int], model: str,
 ) -> CommandResult:  # fmt: skip
-    """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
+    """Write a bundle of replays, comparisons and the dumps of a condition."""
     subjects = [subject_of(store, name, good_too=True) for name in names]
     owned = [spec_and_owner(store, subject.replay_id) for subject in subjects]
     specs = [spec for spec, _ in owned]
@@ -169,11 +168,9 @@ def bundled(
         store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
         comparisons=() if redact else sorted(compared), redact=redact, keep=keep, model=model,
     )  # fmt: skip
-    address = None if to is None else upload(out, to, public=public)
-    place = str(address or out)
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{place}: {summary.contents}, {human_bytes(summary.size)}, {private}"
+    said = f"{out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
     left = [NotChecked(READ, message) for message in unread]
-    verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(place)}")
-    return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])
+    verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(str(out))}")
+    return CommandResult(True, {"good": True, **vars(summary)}, [verdict])

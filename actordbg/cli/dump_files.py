@@ -51,14 +51,14 @@ def import_(
     Reads rows that slime, miles, prime-rl and NeMo-RL write, tables of rows, and pickles of the old recorder. What a file is, its
     content says. Of pickles, keeps timestamps (read as UTC) and ranks. Skips what the store already has, and names bad files.
 
-    A bundle is what `actordbg bundle` makes: a file, or hf://datasets/OWNER/NAME/FILE. It is imported whole or not at all.
+    A bundle is what `actordbg bundle` makes. It is imported whole or not at all.
 
     Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
 
     Args:
-        paths (PATH): Files, folders to search for such files, or a bundle (.tar.zst, hf://...).
+        paths (PATH): Files, folders to search for such files, or a bundle (.tar.zst).
         run: Run name of the dumps (default: the folder's name).
         columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
     """
@@ -90,18 +90,12 @@ def import_(
 
 
 def _import_bundle(store: Store, paths: Sequence[str]) -> None:
-    """Import one bundle, from a file or from a dataset repository."""
-    import tempfile
-
-    from actordbg.dumps.bundle import HUB, download, open_bundle
+    """Import one bundle."""
+    from actordbg.dumps.bundle import open_bundle
 
     if len(paths) > 1:
         raise UsageError("a bundle is imported alone", hint="import one bundle, or pickles, at a time")
-    if paths[0].startswith(HUB):
-        with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
-            summary = open_bundle(store, download(paths[0], Path(folder)))
-    else:
-        summary = open_bundle(store, Path(paths[0]))
+    summary = open_bundle(store, Path(paths[0]))
     keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
     there = f"; {plural(summary.present, 'file')} already there" if summary.present else ""
     say(f"imported {summary.contents}{there}")

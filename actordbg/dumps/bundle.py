@@ -38,9 +38,7 @@ from actordbg.base.errors import (
     Refused,
     StoreProblem,
     UnsafeInput,
-    UsageError,
     reason_of,
-    require_package,
     system_errors,
 )  # fmt: skip
 from actordbg.base.owners import origin_file
@@ -67,7 +65,6 @@ from actordbg.store.payload import encode_plain, load_plain
 from actordbg.store.places import read_exactly
 
 BUNDLE_SUFFIX = ".tar.zst"
-HUB = "hf://datasets/"
 FORMAT = 1
 MANIFEST = "manifest.json"
 MOST_FILES = 10**6
@@ -338,45 +335,3 @@ def _is_there(store: Store, name: str, data: bytes) -> bool:
     except OSError as error:
         raise Conflict(f"{name} cannot be compared with the store's: {error.strerror}", hint="import into a new store") from None
     raise Conflict(f"the store has another {name}", hint="import into a new store: `actordbg --store NEW dump import ...`")
-
-
-# ---- a dataset repository ----
-
-
-def upload(path: Path, target: str, *, public: bool = False) -> str:
-    """Upload a bundle into a dataset repository of the Hugging Face hub, made private if it is new; return where it lies.
-
-    target: hf://datasets/OWNER/NAME. public: an existing repository may be public; otherwise Refused if it is.
-    """
-    with _hub(target, "upload to") as (api, repository, folder):
-        api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
-        if not public and not api.repo_info(repository, repo_type="dataset").private:
-            raise Refused(f"{target} is public", hint="make it private, or pass --public")
-        place = "/".join([*folder, path.name])
-        api.upload_file(path_or_fileobj=path, path_in_repo=place, repo_id=repository, repo_type="dataset")
-    return f"{HUB}{repository}/{place}"
-
-
-def download(source: str, folder: Path) -> Path:
-    """Download hf://datasets/OWNER/NAME/FILE into a folder."""
-    with _hub(source, "download") as (api, repository, parts):
-        if not parts or not parts[-1].endswith(BUNDLE_SUFFIX):
-            raise UsageError(f"{source} does not name a bundle", hint=f"name a file: {HUB}OWNER/NAME/case{BUNDLE_SUFFIX}")
-        return Path(api.hf_hub_download(repository, "/".join(parts), repo_type="dataset", local_dir=folder))
-
-
-@contextlib.contextmanager
-def _hub(url: str, doing: str) -> Iterator[tuple[Any, str, list[str]]]:
-    """Yield the hub's API, the repository and the path in it; what the API raises becomes an EnvironmentProblem."""
-    parts = url.removeprefix(HUB).split("/")
-    if not url.startswith(HUB) or len(parts) < 2 or not all(re.fullmatch(_NAME, part) for part in parts):
-        raise UsageError(f"bad repository {url!r:.200}", hint=f"use {HUB}OWNER/NAME")
-    require_package(f"{HUB}...", "huggingface_hub")
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    raised: tuple[type[Exception], ...] = ValueError, OSError, *HfHubHTTPError.__bases__  # bad names, the disk, its HTTP library
-    try:
-        yield HfApi(), "/".join(parts[:2]), parts[2:]
-    except raised as error:
-        raise EnvironmentProblem(f"cannot {doing} {url}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None

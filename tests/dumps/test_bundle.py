@@ -5,23 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import tarfile
 import tempfile
 import tracemalloc
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
-import huggingface_hub
 import numpy as np
 import pytest
 import zstandard
-from commandline import invoke
 from comparecases import write_replay
-from huggingface_hub import HfApi
-from huggingface_hub.errors import LocalEntryNotFoundError
 from ownercases import give_away
 from replaycases import publish
 from typer.testing import CliRunner
@@ -320,31 +314,3 @@ def test_a_hostile_bundle_leaves_nothing(number, tmp_path, monkeypatch):
     tracemalloc.stop()
     assert peak < 12 * 2**20, "1 MiB of it is read"
     assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.zst"}, "not even an empty store"
-
-
-# ---- a dataset repository ----
-
-
-def test_to_and_from_a_dataset_repository(store, tmp_path, monkeypatch):
-    """Private where it is new, refused where it is public. A client that takes what the hub's own takes keeps the file here."""
-    create_dumps(store, 1, batch_size=1, seq_len=8)
-    api, kept, other = create_autospec(HfApi, instance=True), tmp_path / "kept", tmp_path / "other"
-    api.upload_file.side_effect = lambda *, path_or_fileobj, **_: shutil.copy(path_or_fileobj, kept)
-    api.hf_hub_download.return_value = str(kept)
-    cases, words = "hf://datasets/team/cases", ("bundle", "--where", "batch_size=1", "-o", str(tmp_path / "case.tar.zst"), "--to")
-    with monkeypatch.context() as stand_in:
-        stand_in.setattr(huggingface_hub, "HfApi", lambda: api)
-        assert f"{cases}/case.tar.zst" in str(run(store.root, *words, cases))
-        api.create_repo.assert_called_once_with("team/cases", repo_type="dataset", private=True, exist_ok=True)
-        assert run(other, "dump", "import", f"{cases}/case.tar.zst")["dumps"] == 1 and files_of(Store(other)) == files_of(store)
-        api.repo_info.return_value.private = False
-        with pytest.raises(Refused, match="is public"):
-            invoke(store, *words, cases)
-        assert api.upload_file.call_count == 1 and run(store.root, *words, cases, "--public")
-        api.hf_hub_download.side_effect = LocalEntryNotFoundError("none")
-        with pytest.raises(EnvironmentProblem, match="cannot download"):
-            invoke(store, "dump", "import", f"{cases}/case.tar.zst")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")  # the hub is gone
-    for repository in (cases, "hf://datasets/team/a--b"):
-        with pytest.raises(EnvironmentProblem, match="cannot upload"):
-            invoke(store, *words, repository)
