@@ -37,15 +37,15 @@ RULES = {
         ),
         (
             "images",
-            "the model gets other images than the call, or they do not fit its tokens",
+            "the images that the model gets do not fit the call's tokens",
             "the images of a call reach the model, each with its own tokens",
             "compare what the model is given with what the processor returned: pixels, grids, token types, positions",
         ),
         (
             "routing",
-            "the recorded experts are not those of these tokens, or their gates do not add up",
+            "the recorded experts (MoE routing) do not fit these tokens",
             "the recorded experts fit the router's own choice best as they are",
-            "compare the rollout's routing with the tokens: its shift, its layers, its rows, the numbers of experts",
+            "look for a shift by one token first, then at the order of rows and layers; gates of a token add up to 1",
         ),
         (
             "neighbour",

@@ -39,7 +39,8 @@ PLACES = {
     BACK[INTO]: Rule(
         "gradient of an input",
         "what goes back through a module is the truth's to rounding",
-        fails="{module} turns a right gradient into a wrong one",
+        remedy="look for a custom kernel, autograd.Function or hook in it, and run it in plain PyTorch",
+        fails="the backward of {module} is wrong",
     ),
     GRADIENT: Rule(
         "gradient",

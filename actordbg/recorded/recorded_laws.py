@@ -215,7 +215,8 @@ LAWS = (
         judge=_finite, over_calls=False,
     ),
     RecordedLaw(
-        "beginning", "a row begins with one BOS", "open-r1 PR#462", "encode a prompt that has a BOS without special tokens",
+        "beginning", "a row begins with one BOS", "open-r1 PR#462",
+        "encode a prompt that has a BOS with add_special_tokens=False",
         ("attention_mask", "bos_token_id"), EITHER, judge=_beginning, over_calls=False,
         fails="a row begins with two BOS tokens",
     ),
@@ -271,7 +272,7 @@ LAWS = (
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
-        "append an end token only if the engine returned none, and then without a mask", ("action_mask",), ROLLOUT,
+        "append an end token only if the engine returned none, and set its action mask to 0", ("action_mask",), ROLLOUT,
         fails="a response ends with its end token twice", judge=mask_laws.ends,
     ),
     RecordedLaw(
@@ -301,12 +302,13 @@ LAWS = (
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
-        "look at the rewards: drop groups whose rewards are all equal, or sample more", (LOSS, "advantages"), "",
+        "look at the reward function: are all rewards of a group equal? else drop such groups, or sample more",
+        (LOSS, "advantages"), "",
         fails="every advantage is 0, so nothing is learned", judge=advantage_laws.advantages,
     ),
     RecordedLaw(
         "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
-        "slime PR#2235", "expand the advantage of a row over its tokens", _ESTIMATED, TRAINER,
+        "slime PR#2235", "give all tokens of a response its one advantage (GAE alone has one a token)", _ESTIMATED, TRAINER,
         fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
     ),
     RecordedLaw(
@@ -316,7 +318,7 @@ LAWS = (
     ),
     RecordedLaw(
         "group mean", "the advantages of a group have mean 0", "AReaL#1419",
-        "look how rows are put into groups: results of one prompt are neighbors", _ESTIMATED, TRAINER,
+        "check that the completions of a prompt stand together when rows are put into groups", _ESTIMATED, TRAINER,
         fails="advantages of a group do not average to 0", judge=advantage_laws.group_mean,
     ),
     RecordedLaw(
@@ -338,7 +340,8 @@ LAWS = (
     ),
     RecordedLaw(
         "importance", "importance weights are exp(old - rollout), clipped or masked as set", "Liger-Kernel#1082",
-        "compute weights of the old log-probs and the engine's, once", (*_OF_LOSS, "term_weights", "rollout_log_probs"), TRAINER,
+        "compute exp(trainer's old log-probs - engine's log-probs), apply it once, cap it as set",
+        (*_OF_LOSS, "term_weights", "rollout_log_probs"), TRAINER,
         fails="importance weights are not exp(old - rollout log-probs)", judge=_importance, over_calls=False,
     ),
     RecordedLaw(
@@ -348,15 +351,15 @@ LAWS = (
     ),
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",
-        "keep the old log-probs of the rollout, not of the last update; end autocast before a step (it keeps cast weights)",
+        "compute the trainer's old log-probs once, before the first update; end autocast before a step, as it caches weights",
         (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
         fails="the ratio is exactly 1 although the policy was updated", judge=step_laws.update,
     ),
     RecordedLaw(
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
-        "load the reference of the policy's own weights and adapter; without PiSSA's or OLoRA's adapter the base is another",
+        "load it from the checkpoint that the policy began with; under PiSSA or OLoRA a disabled adapter is not that model",
         _OF_LOSS, TRAINER,
-        fails="the reference is not the policy before its updates", judge=step_laws.reference,
+        fails="the reference model is not the policy's first weights", judge=step_laws.reference,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
@@ -365,8 +368,8 @@ LAWS = (
     ),
     RecordedLaw(
         "formula", "losses are those of the recorded settings: ratio, clips, KL and entropy", "OpenRLHF 0.11.2, its k3",
-        "compare the loss function with its configuration", (LOSS, "loss"), TRAINER,
-        fails="the loss has another formula than its settings", judge=loss_laws.formula,
+        "check that ratio, clip range, KL and entropy coefficient reach the loss as they are set", (LOSS, "loss"), TRAINER,
+        fails="the loss does not follow its settings", judge=loss_laws.formula,
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",

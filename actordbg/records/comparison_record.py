@@ -268,8 +268,8 @@ class NamedCause:
 UNKNOWN_CAUSE = Rule(
     "unknown cause",
     "values are the truth's to rounding",
-    remedy="compare weights, dtype and attention kernels of the job with those of this replay",
-    fails="log-probs differ from plain PyTorch's (the truth), for no known cause",
+    remedy="compare the attention kernel first, then dtype and weights, of the job with those of this replay",
+    fails="log-probs differ from plain PyTorch's (the truth); no known cause fits",
 )
 TRUTH = Rule(
     "truth",
@@ -279,7 +279,7 @@ TRUTH = Rule(
 RECORDED = Rule(
     "recorded outputs",
     "the run's outputs are what its model gives",
-    fails="training recorded other outputs than this model gives for the same inputs",
+    fails="the outputs that training recorded differ from this model's",
 )
 SAME = Rule(
     "same",
@@ -289,7 +289,12 @@ SAME = Rule(
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""
-GRADIENTS = Rule("gradients", "gradients are the truth's to rounding", fails="gradients differ from plain PyTorch's (the truth)")
+GRADIENTS = Rule(
+    "gradients",
+    "gradients are the truth's to rounding",
+    remedy="look at kernels with a backward of their own, at hooks and patches: run them in plain PyTorch",
+    fails="gradients differ from plain PyTorch's (the truth)",
+)
 OF_GRADIENTS = frozenset({"grad_norm_rel", "gradient_distance", "parameter_distance"})
 """Measures of gradients alone."""
 MODEL = Rule("model", "the model is the checkpoint's, bit for bit and module by module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actordbg.document.blocks import TRAINER
 from actordbg.records.finding import Finding, Rule
 
-_GROUPS = "look at what makes or changes the optimizer's groups"
+_GROUPS = "look at what makes or changes the optimizer's param_groups"
 RULES = {
     name: Rule(name, holds, remedy=remedy, side=TRAINER, fails=fails)
     for name, fails, holds, remedy in (
@@ -77,9 +77,9 @@ RULES = {
         ),
         (
             "without importance correction",
-            "the loss leaves out the weights that correct for the rollout's log-probs",
+            "the loss leaves out the importance weights of the rollout's log-probs",
             "terms are corrected as set",
-            "multiply the terms by the correction's weights",
+            "multiply each token's loss by its importance weight",
         ),
         (
             "gradient clipping",

@@ -211,7 +211,7 @@ def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(t
         written(folder / f"checkpoint-{last}", {name: values[:last] for name, values in run.items()})
     (folder / "checkpoint-250" / "scheduler.json").write_text('{"kind": "cosine"}')
     code, said = lint(store, folder)
-    assert code == 1 and "WRONG: rollout engine and trainer disagree since step 151, in trainer_state.json\n" in said
+    assert code == 1 and "WRONG: log-probs of rollout engine and trainer disagree since step 151, in trainer_state.json\n" in said
     assert " 250 " in said, "the steps of the last checkpoint"
     row = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "log_probs": [0.0, 0.0, -1.0, 0.5]}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
