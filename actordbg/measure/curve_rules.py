@@ -235,6 +235,7 @@ _RECORD = "record such a step: `actordbg dump enable --calls forward,loss --on n
 RULES = tuple(
     CurveRule(Rule(name, holds, remedy=remedy, fails=fails), needs, judge)
     for name, fails, holds, remedy, needs, judge in (
+        ("finite curves", "NaN or infinity from step {step} on", "no figure is NaN or infinite", _RECORD, (), _finite),
         ("reference at start", "the reference differs from the policy before any update (step {step})",
          "the policy begins as its reference: KL 0",
          "load the reference from the policy's checkpoint, with equal dtype and chat template", ("KL to the reference",),

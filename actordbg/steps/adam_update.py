@@ -57,7 +57,8 @@ def of_update(step: RecordedStep) -> Iterator[Finding]:
         for old, new in pairs:
             yield from _settings(step, old)
             yield from _moved(old, new)
-        if wrong := _decay(step, [old for old, _ in pairs]):
+        moved = (before.parameters[name] for name in before.parameters if before.parameters[name] != after.parameters.get(name))
+        if wrong := _decay(step, [old for old, _ in pairs], any(len(each.shape) == 1 for each in moved)):
             yield wrong
 
 
@@ -75,10 +76,13 @@ def _settings(step: RecordedStep, group: GroupState) -> Iterator[Finding]:
             yield broken(name, f"Adam's {name} is {own.tolist()}, the trainer's {asked}")
 
 
-def _decay(step: RecordedStep, groups: list[GroupState]) -> Finding | None:
-    """Return what is wrong with the weight decay: a group has the trainer's or, as that of norms and biases, none."""
+def _decay(step: RecordedStep, groups: list[GroupState], norms: bool) -> Finding | None:
+    """Return what is wrong with the weight decay: a group has the trainer's or, as that of norms and biases, none.
+
+    norms: whether norms or biases move, which then are in a group.
+    """
     asked, own = step.fact("adam.weight_decay"), [group.weight_decay for group in groups]
-    right = asked is None or ({asked} <= {*own} <= {0.0, asked} and (0.0 in own or len(own) == 1))
+    right = asked is None or ({asked} <= {*own} <= {0.0, asked} and (0.0 in own or (len(own) == 1 and not norms)))
     text = f"the weight decay is {some(own)}, the trainer's {asked}, of norms and biases 0"
     return None if right else broken("weight decay", text)
 

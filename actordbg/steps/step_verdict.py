@@ -202,31 +202,51 @@ def _kl_term(micro_batch: MicroBatch) -> float:
 
 def of_norm(figures: StepFigures) -> Finding | None:
     """Name the fault that explains the recorded norm; None if it is that of the whole step."""
-    step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
+    step, whole = figures.step, figures.reference.grad_norm
     recorded, tolerance = step.grad_norm, norm_limit(figures)
     factor = abs(factor_of(step))
-    if recorded is None or near(recorded, factor * whole, tolerance) or near(recorded, figures.replayed.grad_norm, tolerance):
-        return None  # it follows from the losses as they were recorded
+    if recorded is None or near(recorded, factor * whole, tolerance):
+        return None
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
     if not (math.isfinite(recorded) and recorded > 0 and factor * whole > 0):
         return broken(UNKNOWN, f"{said}; no known fault explains it")
-    zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
-    cases: list[tuple[str, float, str]] = []
-    if step.places > 1:
-        last = f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied"
-        cases.append(("last micro-batch", alone[-1], last))
-        cases.append(("first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"))
-    cases.append(("gradient twice", 2 * whole, "a micro-batch's gradient is accumulated twice"))
-    if step.ranks > 1:
-        cases.append(("sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"))
-        cases.append(("ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"))
-    if gas > 1:
-        cases.append(("accumulation", whole / gas, "the gradient is divided by the accumulation twice"))
-        cases.append(("accumulation", whole * gas, "the gradient is not divided by the accumulation"))
-    name, norm, words = min(cases, key=lambda case: abs(math.log(recorded / max(factor * case[1], 1e-30))))
-    if near(recorded, factor * norm, tolerance):
-        return broken(name, f"{words}: {said}")
+    cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
+    if cases:
+        words = "; or ".join(dict.fromkeys(words for _, _, words in cases))
+        return broken(cases[0][0], f"{words}: {said}")
+    if near(recorded, figures.replayed.grad_norm, tolerance):
+        return None  # it follows from the losses as they were recorded
     return broken(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it")
+
+
+def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
+    """Yield the rule that each known fault of the gradient breaks, the norm that it gives, and the fault in words."""
+    step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
+    zero, gas, ratio = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
+    if step.places > 1:
+        yield (
+            "last micro-batch",
+            alone[-1],
+            f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied",
+        )
+        yield "first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"
+    yield "gradient twice", 2 * whole, "each micro-batch's gradient is accumulated twice"
+    if step.places == 2:
+        for at, (own, other) in enumerate((alone, alone[::-1])):
+            twice = math.sqrt(max(0.0, 2 * whole**2 + 2 * own**2 - other**2))  # |2 a + b|, of |a + b|, |a| and |b|
+            yield "gradient twice", twice, f"the gradient of micro-batch {at} is accumulated twice"
+    if step.ranks > 1:
+        yield "sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"
+        yield "ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"
+    if gas > 1:
+        yield "accumulation", whole / gas, "the gradient is divided by the accumulation twice"
+        yield "accumulation", whole * gas, "the gradient is not divided by the accumulation"
+    factor = abs(factor_of(step))
+    if (limit := step.fact("max_norm")) and limit < factor * whole:
+        yield UNKNOWN, limit / factor, "the norm is one after clipping"
+    scale = round(math.log2(ratio / (factor * whole)))
+    if scale >= 8:
+        yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, is not taken out of the gradient"
 
 
 def norm_limit(figures: StepFigures) -> float:
@@ -317,8 +337,11 @@ def verdict_of(figures: StepFigures) -> Verdict:
         others = f"; also {', '.join(cause.rule.name for cause in causes[1:])}" if causes[1:] else ""
         return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, missing, "actordbg lint", findings=causes)
     if not other and (apart := _apart(figures)):
-        said = f"{title} is right as recorded, but not under this configuration: {apart}"
-        return Verdict(WRONG, said, shown, left, "actordbg check", findings=[Finding(RULES["configuration"], apart)])
+        repeats = step.grad_norm is not None and near(replayed.grad_norm, step.grad_norm, NORM_OFF[step.fp32])
+        rule, how = RULES["configuration"], "is right as recorded, but not under this configuration"
+        if repeats:
+            rule, how = RULES[UNKNOWN], "repeats what was recorded, which is wrong"
+        return Verdict(WRONG, f"{title} {how}: {apart}", shown, left, "actordbg check", findings=[Finding(rule, apart)])
     count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
     said = f"{title}: {count} add up to the loss of one batch"
     if not left:

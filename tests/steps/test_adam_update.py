@@ -27,11 +27,12 @@ def recorded(
     *,
     after=lambda optimizer: None,
     made=torch.optim.AdamW,
+    bias=False,
     **settings,
 ):
     """Three steps of an Adam, as the recorder sees their borders; `change` and `after` happen around the last."""
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40))
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40, bias=bias))
     optimizer = made(model.parameters(), **{**ADAM, **settings})
     records = []
 
@@ -87,6 +88,7 @@ FAULTS: dict[str, Any] = {
         "weight decay",
         {"made": lambda of, **more: torch.optim.AdamW([{"params": [each]} for each in of], **more)},
     ),
+    "a weight decay of the one group, which has biases": ("weight decay", {"bias": True}),
     "no weight decay": ("weight decay", {"weight_decay": 0.0}),
     "other betas": ("betas", {"betas": (0.9, 0.999)}),
 }
@@ -99,7 +101,7 @@ def test_what_breaks_an_update_is_named(fault):
 
 
 def test_an_update_that_was_not_recorded_on_both_sides_or_did_not_reach_a_parameter_is_not_checked():
-    step = recorded()
+    step = recorded(bias=True)
     before, after = (each.parameters for each in step.states[0])
     after["1.weight"] = before["1.weight"]
     assert "1.weight" in unchecked(step)

@@ -85,6 +85,22 @@ def test_a_step_is_right_wrong_for_a_known_reason_or_not_checked(tmp_path, case)
     assert judged_lines(tmp_path, CASES[case].given) == CASES[case].expected
 
 
+@pytest.mark.parametrize("applied", ["last", "first twice", "clipped", "scaled", "a third"])
+def test_a_replay_that_repeats_a_wrong_norm_does_not_make_it_right(tmp_path, applied):
+    figures = figures_of(tmp_path, applied=applied)
+    known = [cause.said for cause in causes_of(figures)]
+    norm = {"grad_norm": figures.step.grad_norm}
+    repeated = replace(figures.replayed, figures=(*figures.replayed.figures[:-1], figures.replayed.figures[-1] | norm))
+    verdict = verdict_of(replace(figures, replayed=repeated))
+    named = [cause.said for cause in causes_of(replace(figures, replayed=repeated))]
+    assert named == ([] if applied == "a third" else known) and "right as" not in verdict.said
+    assert verdict.word == "WRONG" and {finding.rule.name for finding in verdict.findings} <= {
+        "unknown",
+        "last micro-batch",
+        "gradient twice",
+    }
+
+
 SAME = {"same": [4], "other": {}, "unknown": 0}
 
 

@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, first twice, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
     clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -71,7 +71,7 @@ class RecordedRun:
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
-        alone = []
+        alone, firsts = [], torch.zeros(0)
         figures = []
         summed = [torch.zeros_like(parameter) for parameter in model.parameters()]
         for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
@@ -82,14 +82,19 @@ class RecordedRun:
             if rank == self.ranks - 1:
                 own = [parameter.grad.clone() for parameter in model.parameters()]
                 summed = [held + each for held, each in zip(summed, own, strict=True)]
-                alone.append(float(torch.cat([each.flatten() for each in own]).norm()))
+                flat = torch.cat([each.flatten() for each in own])
+                firsts = firsts if alone else flat
+                alone.append(float(flat.norm()))
                 figures[-1]["alone"] = alone[-1]
                 model.zero_grad()
         whole = float(torch.cat([each.flatten() for each in summed]).norm())
         figures[-1]["grad_norm"] = whole
         log_probs = tuple(batch["log_probs"].detach().numpy() - moved for _, _, batch in batches)
         self.reference = Side(tuple(figures), log_probs, {})
-        self._publish(batches, total, {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None}[self.applied])
+        first_twice = float(torch.cat([each.flatten() for each in summed]).add(firsts).norm())
+        norms = {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None, "first twice": first_twice}
+        norms |= {"clipped": 1.0, "scaled": 65536 * whole, "a third": whole / 3}
+        self._publish(batches, total, norms[self.applied])
 
     def _tiny_model(self):
         """A tiny Llama on disk, which a replay loads."""
