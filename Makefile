@@ -67,10 +67,13 @@ pytest: $(VENV)/.test
 	$(PYTEST) || $(BIN)/python tests/project/once_more.py $$?
 
 # The tests start a thousand processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what it imports. pytest rewrites
-# the asserts of test files: once, here, and not in each of its processes.
-bytecode: $(VENV)/.test
+# the asserts of test files: once, here, and not in each of its processes; and again only after a change.
+bytecode: $(VENV)/.bytecode
+
+$(VENV)/.bytecode: $(VENV)/.test $(shell find actordbg benchmarks tests -name '*.py')
 	$(BIN)/python -m compileall -q actordbg tests/support tests/fuzz benchmarks
 	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	touch $@
 
 # Each parser under mutated inputs for FUZZ_SECONDS. For some of them only: make fuzz FUZZ="where pickle"
 FUZZ_SECONDS ?= 60

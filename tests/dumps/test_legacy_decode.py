@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from amounts import first_or_all
 from casefiles import cases_of
 from oldpickles import decode
 
@@ -171,9 +172,9 @@ SMALL = pickled(4)
 
 
 def test_every_single_byte_of_the_structure_may_be_wrong():
-    """Every byte, each set to four values: a refusal, or a dump of a possible shape."""
+    """Every byte, each set to two values (four in `make whole`): a refusal, or a dump of a possible shape."""
     for place in range(len(SMALL)):
-        for value in (0x00, 0x2E, 0x52, 0xFF):
+        for value in first_or_all((0x2E, 0xFF, 0x00, 0x52), 2):
             data = SMALL[:place] + bytes((value,)) + SMALL[place + 1 :]
             try:
                 decode(data)

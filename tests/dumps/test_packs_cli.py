@@ -2,15 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import packcases
 import pytest
 from commandline import invoke
 from replaycases import old_pickle
-from roots import ROOT
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
@@ -165,11 +162,8 @@ def test_a_name_that_is_no_pack_is_refused(ppo, tmp_path):
 
 def test_the_real_dumps_are_packed_at_least_27_times_smaller_than_the_pickles(store, shared_dumps):
     """The bar of the product, end to end as a user does it; `test_packs_format` holds the format to more."""
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for words in (["dump", "import", str(shared_dumps), "--quiet"], ["dump", "pack", "--quiet"]):
-        subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
+    for words in (["dump", "import", shared_dumps, "--quiet"], ["dump", "pack", "--quiet"]):
+        run(store, *words)
     taken = sum(path.stat().st_size for path in store.root.glob("[dp]*s/**/*") if path.is_file())
     assert sum(path.stat().st_size for path in shared_dumps.glob("*.pkl")) / taken > 38
-    done = subprocess.run([*command, "dump", "verify", "--json"], check=True, capture_output=True, env=environment)
-    assert json.loads(done.stdout)["checked"] == 257
+    assert json.loads(run(store, "dump", "verify", "--json").stdout)["checked"] == 257

@@ -11,7 +11,8 @@ import pytest
 import torch
 from adaptercases import dumps_of, record_here
 from patchkit import ACTOR as PLAIN, OLD, facts_of, written
-from runkit import ROOT, python
+from roots import FORKED, ROOT
+from runkit import python
 from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
@@ -51,6 +52,7 @@ def nothing_is_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(tmp_path):
     """The calls are made in a new process that starts in another folder, as a Ray worker does."""
     actor = tmp_path / "actor.py"
@@ -59,11 +61,12 @@ def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(tmp_pat
     write_control(store, Control(enabled=True, run="run", since=now_timestamp(), free_floor_bytes=0))
     target = find_target(target=actor)
     operate.patch(target, store)
-    python(JOB, os.environ, str(tmp_path))
+    around = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, FORKED))), "FORKED_PROGRAM": "-c"}
+    python(JOB, around, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1
     operate.unpatch(target)
     assert actor.read_text() == ACTOR
-    python(JOB, os.environ, str(tmp_path))
+    python(JOB, around, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -86,6 +87,12 @@ def differences(old: ast.AST, new: ast.AST) -> Iterator[tuple[str, bool]]:
         yield "another body", False
 
 
+@functools.cache
+def parsed(file: Path) -> ast.AST:
+    """Read a file of sources once for all its places."""
+    return ast.parse(file.read_bytes())
+
+
 def definition(folder: Path, place: str) -> ast.AST | None:
     """Return the definition of `module:name` or `module:Class.name` in a folder of sources; None if there is none."""
     module, _, name = place.partition(":")
@@ -93,7 +100,7 @@ def definition(folder: Path, place: str) -> ast.AST | None:
     file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     if file is None:
         return None
-    found = ast.parse(file.read_bytes())
+    found = parsed(file)
     for part in name.split("."):
         named = [node for node in getattr(found, "body", ()) if part in names(node)]
         if not named:

@@ -6,7 +6,7 @@ import importlib
 import os
 
 import pytest
-from amounts import WHOLE, first_or_all
+from amounts import WHOLE
 from roots import ROOT
 
 
@@ -88,9 +88,9 @@ def workers(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", first_or_all([recording_and_files, commands, workers]), ids=lambda one: one.__name__)
+@pytest.mark.skipif(not WHOLE, reason="make whole")
+@pytest.mark.parametrize("what", [recording_and_files, commands, workers], ids=lambda one: one.__name__)
 def test_what_starts_processes_is_measured(what, monkeypatch):
-    """The first of the three; all of them in `make whole`."""
     what(monkeypatch)
 
 

@@ -202,9 +202,10 @@ class X:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_module_that_a_dump_names_is_never_imported(store, tmp_path, monkeypatch):
     (tmp_path / "planted.py").write_text(PLANTED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
     seam = {"trainer": "planted", "function": "planted:f", "actor_class": "planted:X.f"}
     inputs = publish(store, 1, length=16, actor=seam | {"adapter": "planted:X"})

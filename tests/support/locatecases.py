@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -20,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 from actorcases import main
-from amounts import first_or_all
+from amounts import WHOLE, first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
 from planted_table import Plant, gradient, output, rounded, weights
 
@@ -45,8 +46,8 @@ def model_with(cache: Path, family: str, **more) -> str:
     return str(once(folder, lambda folder: family_models._build(folder, dict(FAMILIES[family]) | more)))
 
 
-def four_layers(cache: Path, family: str, **more) -> str:
-    return model_with(cache, family, num_hidden_layers=4, **more)
+def three_layers(cache: Path, family: str, **more) -> str:
+    return model_with(cache, family, num_hidden_layers=3, **more)
 
 
 def any_model(cache: Path, family: str) -> str:
@@ -134,7 +135,7 @@ BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 def backward(cache: Path):
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
     for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
-        config = ReplayConfig(model=four_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
+        config = ReplayConfig(model=three_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
         with open_actor(config, model_cache=cache) as session:
             for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
                 with plant(session.model):
@@ -149,7 +150,7 @@ def backward(cache: Path):
             for name, parameter in session.model.named_parameters():
                 parameter.requires_grad_("up_proj" in name)  # as with an adapter: most of the model is frozen
             found = local(session, dump_of("both", rows=3, length=64), backward=True)
-            assert found.word == RIGHT and found.located.gradients > 50 and not found.unchecked, found
+            assert found.word == RIGHT and found.located.gradients > 40 and not found.unchecked, found
             with BACKWARD["scaled"][0](session.model):
                 found = local(session, dump_of("both", rows=3, length=64), backward=True)
             assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
@@ -220,17 +221,17 @@ def odd_shapes(cache: Path):
 def faults(cache: Path):
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
     for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
-        config = ReplayConfig(model=four_layers(cache, family), dtype=dtype, packing=True, through="rows")
+        config = ReplayConfig(model=three_layers(cache, family), dtype=dtype, packing=True, through="rows")
         with open_actor(config, model_cache=cache) as session:
             for name, (plant, where, cause) in FAULTS.items():
                 with plant(session.model):
                     found = local(session, dump_of("both", rows=3, length=64))
                 case, wrong = (family, dtype, name, found.said), found.located.wrong
-                assert found.word == WRONG and found.located.places > 90, case
+                assert found.word == WRONG and found.located.places > 70, case
                 assert [cause in each for each in found.differences] == [True] * bool(cause), case
                 assert wrong or (name, dtype) == ("epsilon", "bf16"), case  # 1.004 times there: the attribute shows it
                 assert all(place.what.startswith(where) for place in wrong), case
-                assert len(wrong) == 4 if name == "rows" else len(wrong) <= 1, case
+                assert len(wrong) == 3 if name == "rows" else len(wrong) <= 1, case
                 if name == "rows":
                     assert wrong[0].rows == (1, 2) and "queries see keys of other rows" in found.said, case
                     assert wrong[0].pattern.startswith("behind another row of the pack: "), case
@@ -249,7 +250,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 def others(cache: Path):
     """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
-    tied = four_layers(cache, "llama", tie_word_embeddings=True)
+    tied = three_layers(cache, "llama", tie_word_embeddings=True)
     with open_actor(ReplayConfig(model=tied, dtype="bf16", through="rows"), model_cache=cache) as session:
         assert local(session, dump_of()).word == RIGHT
         session.model.lm_head.weight = torch.nn.Parameter(session.model.lm_head.weight.clone())
@@ -259,21 +260,23 @@ def others(cache: Path):
         session.model.model.layers[1].train()
         of_a_layer = "model.layers.1 is in training mode, the model in evaluation mode"
         assert of_a_layer in [each["said"] for each in identities_of(session)[0]["differences"]]
-    following = four_layers(cache, "llama", rope_parameters=DYNAMIC, max_position_embeddings=32)
+    following = three_layers(cache, "llama", rope_parameters=DYNAMIC, max_position_embeddings=32)
     with open_actor(ReplayConfig(model=following, dtype="bf16", through="rows"), model_cache=cache) as session:
         found = local(session, dump_of(length=64))
         assert found.word == RIGHT and any("sets it anew for each length" in why for why in found.unchecked), found
         session.model.model.rotary_emb.original_inv_freq.mul_(1.01)
         assert [each.name for each in local(session, dump_of(length=64)).findings] == ["model.rotary_emb.original_inv_freq"]
-    with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="fp32", through="rows"), model_cache=cache) as session:
+    with open_actor(ReplayConfig(model=three_layers(cache, "llama"), dtype="fp32", through="rows"), model_cache=cache) as session:
         weight = session.model.get_parameter(f"{L1}.mlp.up_proj.weight")
         weight.data.mul_(1 + 1e-3 * torch.randn(weight.shape))  # as between two steps: no factor explains it
         (finding,) = local(session, dump_of()).findings
         assert (finding.kind, finding.factor) == (VALUES, None), finding
-    with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
+    with open_actor(ReplayConfig(model=three_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
         with positions_run_on():
             found = local(session, dump_of())
-        assert "the attention mask of model.layers.1.self_attn: queries see keys of other rows" in found.said, found.said
+        assert re.match(r"the attention mask of model\.layers\.\d\.self_attn: queries see keys of other rows", found.said), (
+            found.said
+        )
         assert any("each row's positions are shifted by a constant" in why for why in found.unchecked), found
         own = dump_of(arguments={"packed_seq_lens": [1]})
         outcome = session.run(dump_of(), backward=False)
@@ -337,7 +340,7 @@ def foreign(cache: Path):
     for family in first_or_all(("llama", "qwen3")):
         for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
             for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
-                model = four_layers(cache, family)
+                model = three_layers(cache, family)
                 config = ReplayConfig(model=model, dtype=dtype, attn="sdpa", through="rows", packing=True)
                 with registered(attend), open_actor(config, model_cache=cache) as session:
                     found = local(session, dump_of("both", rows=3, length=64), backward=dtype != "fp16")
@@ -354,7 +357,7 @@ def second_tokens(cache: Path):
     dump = dump_of("none", rows=3, actions=23)
     dump.tensors["action_mask"][:, 1:] = False
     for family in first_or_all(("llama", "qwen2")):
-        model = four_layers(cache, family)
+        model = three_layers(cache, family)
         against = Truths(cache / f"second-{family}", model, "fp32", backward=True).of(dump, cache)
         config = ReplayConfig(model=model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows")
         with open_actor(config, model_cache=cache) as session:
@@ -367,8 +370,8 @@ def second_tokens(cache: Path):
 
 def kernels(cache: Path):
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
-    layers = ["sliding_attention", "full_attention"] * 2
-    model = four_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = three_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
     for dtype in first_or_all(("bf16", "fp32")):
         for attn, word in (("sdpa", WRONG), ("eager", RIGHT)):
             config = ReplayConfig(model=model, dtype=dtype, attn=attn, through="rows")
@@ -378,7 +381,7 @@ def kernels(cache: Path):
             assert found.word == word and not found.differences, (dtype, said)
             if word == WRONG:
                 assert "sdpa ignores the soft cap of the attention logits (attn_logit_softcapping 0.05)" in found.said, said
-                assert {name.partition(" model.")[0] for name in said[1]} == {"the attention of"} and len(said[1]) == 4, said
+                assert {name.partition(" model.")[0] for name in said[1]} == {"the attention of"} and len(said[1]) == 3, said
 
 
 STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -414,12 +417,14 @@ def streamed(cache: Path):
     folder = once(cache / "spilled", lambda folder: (folder / "config.json").touch())
     tempfile.tempdir = str(folder)
     for family, (shape, settings) in first_or_all([*STREAMED.items()], 2):
-        config = ReplayConfig(model=four_layers(cache, family, **shape), **({"dtype": "bf16", "through": "rows"} | settings))
+        config = ReplayConfig(
+            model=model_with(cache, family, num_hidden_layers=4, **shape), **({"dtype": "bf16", "through": "rows"} | settings)
+        )
         with open_actor(config, model_cache=cache) as session:
             ran = Counter()
             session.model.register_forward_hook(lambda *_, ran=ran: ran.update(["forward"]))
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
-            for backward in (True, False) if family == "llama" else (True,):
+            for backward in (True, False) if WHOLE and family == "llama" else (True,):
                 whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
                 assert most == [0], most
                 ran.clear()

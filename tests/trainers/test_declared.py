@@ -312,12 +312,16 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
     dumps = dumps_of(store)
     forwards = [dump for dump in dumps if dump.record.point == "forward"]
     losses = [RecordedCall.read(str(store.dump_path(dump.record))) for dump in dumps if dump.record.point == "loss"]
+    truths = {}
     assert len(forwards) == len(losses) == 6 and {call.forward_id for call in losses} == {f.record.dump_id for f in forwards}
     for dump in forwards:
         assert dump.record.replayable and dump.record.temperature == pytest.approx(HEAT), dump.record.extra
         assert [row[row != 0].tolist() for row in dump.inputs["sequences"][:2]] == [row.tolist() for row in ROWS]
         (found,) = (of for of_name, of in dump.outputs.items() if "log_probs" in of_name)
-        truth = truth_of(tmp_path / "model", dump)
+        shape = dump.inputs["sequences"].shape
+        if shape not in truths:  # the rows are the same, and no step changes the model
+            truths[shape] = truth_of(tmp_path / "model", dump)
+        truth = truths[shape]
         mask = dump.inputs.get("action_mask", dump.inputs["attention_mask"][:, 1:])[:2] != 0
         assert (found[:2] - truth[:2])[mask].abs().max() < 2e-5 and mask.sum() in (5, 8)
     for call in losses:
