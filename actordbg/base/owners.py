@@ -107,7 +107,7 @@ def own_cache(name: str) -> Path:
     import shutil
     from tempfile import mkdtemp
 
-    folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
+    folder = user_cache() / name
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(folder)
@@ -118,9 +118,9 @@ def own_cache(name: str) -> Path:
     return folder
 
 
-def user_folder(variable: str, usual: str) -> Path:
-    """Return actordbg's folder below one of the user's base folders; a path that cannot be made if the user has no home."""
-    base = Path(os.environ.get(variable, ""))
+def user_cache() -> Path:
+    """Return actordbg's folder in the user's cache; a path that cannot be made if the user has no home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
-        base = Path(os.path.expanduser(usual))  # noqa: PTH111 - it raises nothing where there is no home
+        base = Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - it raises nothing where there is no home
     return (base if base.is_absolute() else Path(os.devnull)) / "actordbg"

@@ -58,11 +58,11 @@ def human_bytes(count: float | None) -> str:
     return f"{count:.1f} GiB"
 
 
-def ago(moment: str, now: datetime | None = None) -> str:
+def ago(moment: str) -> str:
     """Say how long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" if it is not a time."""
     try:
         then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-        seconds = ((now or datetime.now(timezone.utc)) - then).total_seconds()
+        seconds = (datetime.now(timezone.utc) - then).total_seconds()
     except (ValueError, TypeError):
         return "-"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -121,10 +121,9 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {some(ids[::-1], _SHOWN)}, or `{LAST}`")
 
 
-def new_replay_id(moment: datetime | None = None) -> str:
+def new_replay_id() -> str:
     """Return a new id like `20250619T052608-9f3a2c`: it sorts by time, and is unique without coordination."""
-    moment = moment or datetime.now(timezone.utc)
-    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
 
 
 _DUMP_ID = re.compile(r"(?<![\w/#'\"`;])\d{8}T\d{6}\.\d{6}Z-\d{6,}-\d+-([0-9a-f]{8})[0-9a-f]*(?![\w'\"`&]|\.\w)")

@@ -151,15 +151,13 @@ class Control:
             hint = "use one version of actordbg in the shell and in the training environment"
             raise NewerFormat("control.json was written by another version of actordbg", hint=hint)
         try:
-            return cls(**_checked({name: value for name, value in data.items() if name not in GONE}))
+            return cls(**_checked(data))
         except ValueError as error:
             raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
 
 
 MAX_RING = 256
 """Most calls that a ring keeps."""
-GONE = ("level", "max_seq_len")
-"""Keys of earlier versions that limit nothing any more."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _ITEMS: dict[str, Any] = {"ranks": int, "steps": int, "triggers": str, "calls": str}
 _KINDS = kinds_of(Control)

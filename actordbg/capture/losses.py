@@ -27,7 +27,8 @@ from actordbg.capture.loss_record import LastForward, LossSlot, finish, here
 from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 
-Wrap = Callable[[Callable[..., Any], Any], Callable[..., Any]]
+Function = Callable[..., Any]
+Wrap = Callable[[Function, Any], Function]
 _attached: dict[tuple[type, str], object] = {}
 _INPUTS = ("sequences", "attention_mask")
 
@@ -38,7 +39,7 @@ def _inputs(binder: Binder, args: Args, kwargs: Mapping[str, Any]) -> dict[str, 
     return {name: weakref.ref(value) for name, value in given if name in _INPUTS and isinstance(value, Tensor)}
 
 
-def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
+def _noting(original: Function, slot: Any) -> Function:
     """Return the wrapped `Actor.forward`, which also notes what it returned."""
     binder = Binder(original)
 
@@ -60,7 +61,7 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
     return forward
 
 
-def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
+def _stepping(original: Function) -> Function:
     """Return the training step, which also shows its experience to the losses inside it."""
     _, _, *names = inspect.signature(original).parameters
 
@@ -77,7 +78,7 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
-def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _backward(original: Function) -> Function:
     """Return the trainer's backward, which also notes the loss that it gets."""
 
     @functools.wraps(original)
@@ -89,7 +90,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def _optimizer_step(original: Function) -> Function:
     """Return the trainer's optimizer step, after which a loss need not wait."""
 
     @functools.wraps(original)
@@ -116,7 +117,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
         _replace(points.optimizer, "backward", _backward)
         ends = _replace(points.optimizer, "optimizer_step", _optimizer_step)
 
-        def wrapped(point: CapturePoint, original: Callable[..., Any], own: CapturePoints = points, ends: bool = ends) -> Any:
+        def wrapped(point: CapturePoint, original: Function, own: CapturePoints = points, ends: bool = ends) -> Any:
             return wrap(original, LossSlot(slot, own, point, original, ends=ends))
 
         for point in points.losses:
@@ -126,7 +127,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
             _replace(step, "training_step", _stepping)
 
 
-def _within(recorder: Any, control: Control) -> Callable[..., Any]:
+def _within(recorder: Any, control: Control) -> Function:
     """Return what a call runs first: calls outside of the steps are counted as sampled out.
 
     The steps are those of the model that is trained in this process: a reference beside it has an engine that never steps.
@@ -159,7 +160,7 @@ def _has_no_steps(instance: Any, actor: Any) -> bool:
     return instance.role == "reference" and getattr(actor, "recorded_role", None) is None
 
 
-def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _first(slot: Any, inner: Function) -> Function:
     """Return what the next call runs first: it is noted, since it may have begun before its forward was wrapped."""
 
     def enter(binder: Binder, actor: Any, args: Args, kwargs: Named) -> Item | None:
@@ -174,7 +175,7 @@ def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
     return enter
 
 
-def _replace(where: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+def _replace(where: str, method: str, make: Callable[[Function], Function]) -> bool:
     """Replace a method of a class that is imported, once. Returns whether it is replaced now."""
     module, _, name = where.partition(":")
     holder = getattr(sys.modules.get(module), name, None)

@@ -7,16 +7,12 @@ from dataclasses import asdict
 
 from actordbg.base.errors import StoreProblem, system_errors
 from actordbg.capture.control import CONTROL_FORMAT, LARGEST, Control
-from actordbg.formats.dump_record import FORWARD
 from actordbg.formats.store_files import StoreFiles, atomic_write, read_regular
-
-_UNSAID = (("calls", (FORWARD,)), ("steps", None))
 
 
 def control_text(control: Control) -> str:
-    """Return the text of a control file, without `calls` and `steps` that limit nothing: jobs of earlier versions read it too."""
-    values = {name: value for name, value in asdict(control).items() if (name, value) not in _UNSAID}
-    return json.dumps({"format": CONTROL_FORMAT, **values}, indent=1, allow_nan=False) + "\n"
+    """Return the text of a control file."""
+    return json.dumps({"format": CONTROL_FORMAT, **asdict(control)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
-from actordbg.base.owners import is_own, user_folder
+from actordbg.base.owners import is_own, user_cache
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular
@@ -227,7 +227,7 @@ def is_private(store: Store) -> bool:
 def private_folder(store: Store) -> Path:
     """Return the folder of this user's private catalog of a store."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
-    return user_folder("XDG_CACHE_HOME", "~/.cache") / "catalogs" / name
+    return user_cache() / "catalogs" / name
 
 
 def _repaired(store: Store, work: Callable[[], T]) -> T:

@@ -82,14 +82,14 @@ _CURRENT = (
 """Condition for the newest comparison of each pair whose replays exist; imported ones hide none that was made here."""
 
 
-def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
+def open_fresh(store: Store, where: str | None = None) -> Catalog:
     """Index what is new and return the catalog; the store must exist (StoreProblem otherwise).
 
     where: the condition of the next query, if any; an invalid condition is refused (WhereError) before anything is read.
     """
     if where is not None:
         compile_where(where)
-    return Catalog(store, index.refresh(store, on_progress=on_progress))
+    return Catalog(store, index.refresh(store))
 
 
 def select_dumps(source: Store | Catalog, where: str | None = None, **options: Any) -> list[DumpRow]:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from actordbg.base.errors import StoreProblem, Unsupported, reason_of
-from actordbg.base.owners import user_folder
+from actordbg.base.owners import user_cache
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config.sources import mirror_name
 from actordbg.formats.store_files import TEMPORARY, atomic_write, make_folder, open_regular, processes, read_regular
@@ -65,7 +65,7 @@ class NodeStore:
     """The store of a host. It never uses a path of the command's machine."""
 
     def __init__(self, url: str) -> None:
-        shared = user_folder("XDG_CACHE_HOME", "~/.cache") / "nodes" / mirror_name(url)
+        shared = user_cache() / "nodes" / mirror_name(url)
         self.root = shared / f"host-{processes()}-{os.getpid()}-{start_ticks(os.getpid())}"
         self._fetched = Fetched(url, shared)
         self._inputs: dict[Path, list[str]] = {}

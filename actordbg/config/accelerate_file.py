@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Unsupported, UsageError, require_package
-from actordbg.base.owners import user_folder
+from actordbg.base.owners import user_cache
 from actordbg.config.replay_config import COMPILE_BACKENDS, SETTINGS
 from actordbg.config.sources import beneath
 
@@ -118,5 +118,5 @@ def _load(config: str | Mapping[str, Any]) -> tuple[str, Any]:
 
 def _default_file() -> Path:
     """Return where `accelerate config` writes its file."""
-    hub = Path(os.environ.get("HF_HOME") or user_folder("XDG_CACHE_HOME", "~/.cache").parent / "huggingface")
+    hub = Path(os.environ.get("HF_HOME") or user_cache().parent / "huggingface")
     return hub / "accelerate" / "default_config.yaml"

@@ -19,6 +19,8 @@ from actordbg.config.setting import Setting
 
 Values = dict[str, Any]
 """The value of each setting by name."""
+Known = Mapping[str, Any]
+"""The same, or a part of it, only read."""
 
 _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")
@@ -27,7 +29,7 @@ _TELLING = [setting for setting in SETTINGS.values() if setting.numbers or setti
 """The settings that distinguish configurations: numbers, time or memory depend on them."""
 
 
-def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
+def as_ran(config: ReplayConfig | Known, resolved: Known | None = None) -> Values:
     """Return each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
     requested = config.to_dict() if isinstance(config, ReplayConfig) else config
     values = {}
@@ -37,7 +39,7 @@ def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]
     return values
 
 
-def label(values: Mapping[str, Any]) -> str:
+def label(values: Known) -> str:
     """Describe a configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
@@ -59,7 +61,7 @@ def toy(model: object, before: str = "") -> str:
     return f"{before}{TOY_MODEL}" if model == TINY else ""
 
 
-def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
+def on_machine(config: ReplayConfig | Known, resolved: Known) -> str:
     """Describe a configuration that ran: its label, and the device and kernels that it ran on."""
     device = resolved.get("device_name") or "an unknown device"
     parts = [label(as_ran(config, resolved)), f"on {device}"]
@@ -67,25 +69,25 @@ def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, 
     return ", ".join(parts)
 
 
-def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]:
+def apart(ours: Known, theirs: Known) -> tuple[str, str]:
     """Return the settings in which two configurations differ, in the words of each; ("", "") if they are the same."""
     names = differing(ours, theirs)
     return _side(names, ours, theirs), _side(names, theirs, ours)
 
 
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def differing(ours: Known, theirs: Known) -> list[str]:
     """Return the settings that change numbers, time or memory, and that differ between the two."""
     mine, other = telling(ours), telling(theirs)
     return [name for name, value in mine.items() if value != other[name]]
 
 
-def telling(values: Mapping[str, Any]) -> Values:
+def telling(values: Known) -> Values:
     """Return the settings that distinguish configurations: numbers, time or memory depend on them. A setting that the backend
     does not have counts as its idle value."""
     return {setting.name: values[setting.name] if _has(setting, values) else setting.idle for setting in _TELLING}
 
 
-def deciding(values: Mapping[str, Any]) -> Values:
+def deciding(values: Known) -> Values:
     """Return the settings that change results. Plain ranks are independent, so their number does not count, nor does a seed."""
     apart = _DECIDE_NOTHING | ({"nproc"} if values["backend"] == "plain" else set())
     return {name: value for name, value in telling(values).items() if SETTINGS[name].numbers and name not in apart}
@@ -95,12 +97,12 @@ _DECIDE_NOTHING = {"vary", "seed"}
 """Settings that do not change what a configuration computes."""
 
 
-def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
+def meant(values: Known, differs: Known) -> Values:
     """Keep the settings of `differs` that apply to a configuration: a plain replay has no ZeRO stage. Other facts stay."""
     return {name: value for name, value in differs.items() if name not in SETTINGS or _has(SETTINGS[name], values)}
 
 
-def complete(values: Mapping[str, Any]) -> Values:
+def complete(values: Known) -> Values:
     """Complete `values` with the defaults of all other settings."""
     return {setting.name: values.get(setting.name, setting.default) for setting in SETTINGS.values()}
 
@@ -114,7 +116,7 @@ def in_words(name: str, value: Any) -> str:
     return f"{name} {value}".lower() if isinstance(value, bool) else f"{name} {value}"
 
 
-def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def difference(ours: Known, theirs: Known) -> str:
     """Describe the difference of two configurations: "A is compiled, B not compiled"; "Both are configured alike"."""
     mine, other = apart(ours, theirs)
     if mine and other:
@@ -126,7 +128,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "Both are configured alike"
 
 
-def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
+def repeat_options(values: Known, command: str = "replay") -> list[str]:
     """Return the options of a command that repeat this configuration, whatever model and backend `actordbg.toml` has."""
     words: list[str] = []
     for setting in SETTINGS.values():
@@ -137,16 +139,16 @@ def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[s
     return words
 
 
-def _has(setting: Setting, values: Mapping[str, Any]) -> bool:
+def _has(setting: Setting, values: Known) -> bool:
     return has(setting, values["backend"], bool(values["compile"]))
 
 
-def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _words(values: Known, names: Iterable[str]) -> list[str]:
     pairs = ((SETTINGS[name], values[name]) for name in names)
     return [setting.in_words(value) for setting, value in pairs if _has(setting, values) and not setting.is_quiet(value)]
 
 
-def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _side(names: Iterable[str], mine: Known, other: Known) -> str:
     """Describe one side where the two differ. A setting that the other side cannot have appears only if a label would show it."""
     settings = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
     return ", ".join(

@@ -35,7 +35,7 @@ from typing import Any
 from actordbg.base.errors import Refused, UsageError, require_package
 from actordbg.base.fault import without_password
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.owners import is_own, name_of, read_owned, user_folder
+from actordbg.base.owners import is_own, name_of, read_owned, user_cache
 from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT, Setting
 
@@ -92,7 +92,7 @@ def load_settings(store_flag: str | Path | None = None) -> Settings:
     store = store.removeprefix("file://")
     url = store if "://" in store else None
     # the mirror of a store behind a URL lies in the user's cache
-    folder = user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / mirror_name(url) if url else Path(store)
+    folder = user_cache() / "staged" / mirror_name(url) if url else Path(store)
     return Settings(folder, data.get("replay", {}), str(path or FILE_NAME), url)
 
 

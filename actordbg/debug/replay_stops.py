@@ -35,6 +35,8 @@ POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 """Ray's environment variable for workers that stop where they failed."""
 ARRIVAL_S = 60.0
 """Seconds that ranks wait for each other at a `breakpoint()`, which some of them may not reach."""
+Named = Mapping[str, Any]
+"""Values by the names that a frame or a call gives them."""
 
 
 class NotInEvalMode(Exception):
@@ -124,7 +126,7 @@ class ReplayStops:
 
     # ---- called by the session
 
-    def forward(self, call: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
+    def forward(self, call: Named, names: Named) -> Any:
         """Call the Actor, with a stop at the line of the call if requested; a stepping rank continues after it.
 
         Raises StoppedByUser and NotInEvalMode.
@@ -144,7 +146,7 @@ class ReplayStops:
         self.end()
         return output
 
-    def _before(self, call: Mapping[str, Any]) -> None:
+    def _before(self, call: Named) -> None:
         """Report the inputs and the mode of the forward; NotInEvalMode with --expect-eval."""
         model = self._model
         training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
@@ -157,7 +159,7 @@ class ReplayStops:
                 f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
             )
 
-    def after(self, call: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+    def after(self, call: Named, names: Named) -> None:
         """Handle the end of the forward, before any backward. names: log_probs, entropy, mask, loss."""
         self._forwarding = False
         if self._order.level != LEVELS[0]:
@@ -167,7 +169,7 @@ class ReplayStops:
             shown = {**call, **names, "arguments": dict(call), "actor": self._session.actor, "module": self._model}
             self._at_frame("after Actor.forward", "log_probs, entropy = actor(...)", shown)
 
-    def _tell_of(self, when: str, values: Mapping[str, Any], more: str) -> None:
+    def _tell_of(self, when: str, values: Named, more: str) -> None:
         if self._order.level != LEVELS[0]:
             tensors = "; ".join(f"{name} {form(tensor)}" for name, tensor in tensors_in(values).items())
             self._line(f"{when} forward: {tensors}; {more}")
@@ -221,7 +223,7 @@ class ReplayStops:
 
         return before_layer
 
-    def _at_frame(self, place: str, code: str, names: Mapping[str, Any], run: str = "") -> Any:
+    def _at_frame(self, place: str, code: str, names: Named, run: str = "") -> Any:
         def stop_at(frame: FrameType) -> None:
             self._hold(self._stop(place, frame, names, f", input {self._dump_id}"))
             if run:
@@ -229,7 +231,7 @@ class ReplayStops:
 
         return in_a_frame(place, code, self._names(names), stop_at, run)
 
-    def _stop(self, place: str, frame: FrameType | None, names: Mapping[str, Any], banner: str) -> Stop:
+    def _stop(self, place: str, frame: FrameType | None, names: Named, banner: str) -> Stop:
         def opened(missing: list[int], address: str) -> None:
             where = {"node_address": os.environ.get(editor.HOST, ""), "editor": address}
             self._tell("stop", place=place, missing=missing, **{name: value for name, value in where.items() if value})
@@ -271,7 +273,7 @@ class ReplayStops:
         elif self._next_layer == "":
             self._next_layer = None
 
-    def _names(self, names: Mapping[str, Any]) -> dict[str, Any]:
+    def _names(self, names: Named) -> dict[str, Any]:
         resolved = self._session.resolved if self._session is not None else {}
         world = int(resolved.get("world_size", len(self._ranks)))
         return {**names, "rank": self._rank, "world_size": world, "dump_id": self._dump_id}
@@ -285,7 +287,7 @@ class ReplayStops:
         self._tell("line", text=f"[rank {self._rank}] {text}")
 
 
-def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[FrameType], None], run: str = "") -> Any:
+def in_a_frame(place: str, call: str, names: Named, then: Callable[[FrameType], None], run: str = "") -> Any:
     """Call `then` with a synthetic frame that holds exactly these names, for places without a line of code to stop at.
 
     pdb shows `place` as the file name and `call` as its first line. `run`: the expression that this line then runs in the frame,
@@ -300,7 +302,7 @@ def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[
     return scope.get("output")
 
 
-def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(module: Any, args: tuple[Any, ...], kwargs: Named) -> dict[str, Any]:
     """Return the arguments of a layer's call by name."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -312,7 +314,7 @@ def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
     return flat
 
 
-def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def _module_called(name: str, known: Named, others: Named) -> str:
     """Return the full name of the module with this suffix; Unsupported if none or several match, or not all ranks stop there."""
     matches = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
     if len(matches) == 1:

@@ -58,9 +58,10 @@ _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "cache")
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
+Faults = Iterator[StoreFault]
 
 
-def format_file(store: Store, deep: bool) -> Iterator[StoreFault]:
+def format_file(store: Store, deep: bool) -> Faults:
     """Check FORMAT: this program reads the store's format."""
     if not os.path.lexists(store.format_path):
         yield StoreFault(store.format_path, "no-format")
@@ -72,7 +73,7 @@ def format_file(store: Store, deep: bool) -> Iterator[StoreFault]:
         yield StoreFault(store.format_path, kind, error.message)
 
 
-def layout(store: Store, deep: bool) -> Iterator[StoreFault]:
+def layout(store: Store, deep: bool) -> Faults:
     """Check every name in the store: it belongs to a store, has the right type, and is private."""
     state = os.stat(store.root)
     if state.st_mode & stat.S_IWOTH:
@@ -80,7 +81,7 @@ def layout(store: Store, deep: bool) -> Iterator[StoreFault]:
     yield from _listed(store.root, "", state.st_uid)
 
 
-def _listed(folder: Path, below: str, owner: int) -> Iterator[StoreFault]:
+def _listed(folder: Path, below: str, owner: int) -> Faults:
     """Report what is wrong with each name of a folder, and with what lies below it."""
     try:
         names = sorted(os.listdir(folder))
@@ -93,7 +94,7 @@ def _listed(folder: Path, below: str, owner: int) -> Iterator[StoreFault]:
             yield from _entry(path, relative, os.lstat(path), owner)
 
 
-def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[StoreFault]:
+def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Faults:
     """Report what is wrong with a name."""
     folder, regular = os.path.isdir(path), stat.S_ISREG(state.st_mode)
     file_name, folder_name = _FILES.fullmatch(relative), _FOLDERS.fullmatch(relative)
@@ -117,7 +118,7 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
         yield StoreFault(path, "foreign-file")
 
 
-def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[StoreFault]:
+def _modes(path: Path, state: os.stat_result, owner: int) -> Faults:
     required = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
     if state.st_mode & _OTHERS or state.st_mode & required != required:
         yield StoreFault(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
@@ -131,7 +132,7 @@ _NUMBERS = ("id", "last_result", "caller")
 """Columns that hold numbers of rows."""
 
 
-def catalog(store: Store, deep: bool) -> Iterator[StoreFault]:
+def catalog(store: Store, deep: bool) -> Faults:
     """Check the catalog: it is a database, of this program's revision, and with `deep` its rows match the files."""
     invalid = engine.odd_parts(store.catalog_path)
     yield from (StoreFault(path, "damaged-catalog", "it is not a file") for path in invalid)
@@ -145,7 +146,7 @@ def catalog(store: Store, deep: bool) -> Iterator[StoreFault]:
             yield StoreFault(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
 
 
-def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[StoreFault]:
+def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Faults:
     try:
         for suffix in ("", "-wal", "-journal"):
             with contextlib.suppress(FileNotFoundError):
@@ -171,7 +172,7 @@ def _beside(store: Store, root: Path) -> Store:
     return made
 
 
-def _compared(store: Store, copy: Store, folder: Path) -> Iterator[StoreFault]:
+def _compared(store: Store, copy: Store, folder: Path) -> Faults:
     refresh(copy)
     fresh = _beside(store, folder / "fresh")
     refresh(fresh)
@@ -197,7 +198,7 @@ def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
 _TENSORS = ".safetensors"
 
 
-def replays(store: Store, deep: bool) -> Iterator[StoreFault]:
+def replays(store: Store, deep: bool) -> Faults:
     """Check every replay: its spec, its journals, and that results and kept tensors belong to its inputs."""
     for name in store.folder_names("replays", {}):
         folder = store.replays / name
@@ -212,7 +213,7 @@ def replays(store: Store, deep: bool) -> Iterator[StoreFault]:
         yield from _replay(store, folder, spec, deep)
 
 
-def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[StoreFault]:
+def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Faults:
     inputs, passed = {item.dump_id for item in spec.inputs}, set()
     for path in (store.root / relative for relative in store.files(f"replays/{folder.name}", ".jsonl", {})):
         try:
@@ -244,7 +245,7 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield StoreFault(path, "missing-tensors")
 
 
-def records_check(folder: str, kind: Any, id_field: str) -> Callable[[Store, bool], Iterator[StoreFault]]:
+def records_check(folder: str, kind: Any, id_field: str) -> Callable[[Store, bool], Faults]:
     """Make a check that reads every record of a folder; `id_field` of a record names its file."""
 
     def read(path: Path) -> None:
@@ -257,10 +258,10 @@ def records_check(folder: str, kind: Any, id_field: str) -> Callable[[Store, boo
 
 def files_check(
     folder: str, kind: str, read: Callable[[Path], Any], *, by_run: bool = False, beside: str = ""
-) -> Callable[[Store, bool], Iterator[StoreFault]]:
+) -> Callable[[Store, bool], Faults]:
     """Make a check that reads every JSON file of a folder, or of its folders for each run, and one file `beside` it."""
 
-    def look(store: Store, deep: bool) -> Iterator[StoreFault]:
+    def look(store: Store, deep: bool) -> Faults:
         folders = [f"{folder}/{run}" for run in store.folder_names(folder, {})] if by_run else [folder]
         for path in (*([beside] if beside else ()), *(path for name in folders for path in store.files(name, ".json", {}))):
             try:
@@ -273,7 +274,7 @@ def files_check(
     return look
 
 
-def rings(store: Store, deep: bool) -> Iterator[StoreFault]:
+def rings(store: Store, deep: bool) -> Faults:
     """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
         try:

@@ -40,6 +40,8 @@ MOST_TOKENS = 2**23
 Values: TypeAlias = Any
 """A numpy array."""
 Fields: TypeAlias = Mapping[str, Any]
+Parts: TypeAlias = Mapping[str, Values]
+"""Values by part."""
 
 
 @dataclass
@@ -118,7 +120,7 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     response = int(given[RESPONSE]) if RESPONSE in given else None
     if response is not None and not 0 <= response <= len(ids):
         raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
-    values: Mapping[str, Values] = {part: numbers_in(part, given[part]) for part in OF_TOKENS if part in given}
+    values: Parts = {part: numbers_in(part, given[part]) for part in OF_TOKENS if part in given}
     values = _at_tokens(values, len(ids) if response is None else response)
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
@@ -140,7 +142,7 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
 
 
-def _said(given: Fields, values: Mapping[str, Values]) -> Values | None:
+def _said(given: Fields, values: Parts) -> Values | None:
     """Return which tokens have a value, [L], where a list of values has nulls; None for a row without nulls."""
     known = [np.array([value is not None for value in given[part]]) for part in values if isinstance(given[part], list)]
     longest = max(map(len, known), default=0)
@@ -148,7 +150,7 @@ def _said(given: Fields, values: Mapping[str, Values]) -> Values | None:
     return None if said.all() else said
 
 
-def _at_tokens(values: Mapping[str, Values], count: int) -> Mapping[str, Values]:
+def _at_tokens(values: Parts, count: int) -> Parts:
     """Return values with a row's single advantage or return at each of its tokens. count: of those, where no other part says."""
     others = [len(each) for part, each in values.items() if each.ndim and part in (MASK, *OF_LOG_PROBS)]
     return {
@@ -159,7 +161,7 @@ def _at_tokens(values: Mapping[str, Values], count: int) -> Mapping[str, Values]
     }
 
 
-def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:
+def _of_actions(values: Parts) -> Parts:
     """Return values with those of a response alone at its place in a longer mask, whose actions they are; 0 elsewhere."""
     mask = np.atleast_1d(values.get(MASK, np.zeros(0)))
     at = np.flatnonzero(mask)
@@ -173,7 +175,7 @@ def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:
     return {**values, **placed}
 
 
-def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
+def _lengths(layout: FileLayout, values: Parts, total: int, response: int | None) -> set[int]:
     """Return how many values a part may have: those of the response, of the mask, of all tokens, or of all but the first."""
     if response is not None and layout.container:
         return {response}
@@ -183,7 +185,7 @@ def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, respo
     return {total, total - 1, *(count for count in others if count <= total)}
 
 
-def _mask(values: Mapping[str, Values], tokens: Values, response: int | None) -> Values:
+def _mask(values: Parts, tokens: Values, response: int | None) -> Values:
     """Return which tokens are actions, [L]: by the mask, else all of the response, else those that have values."""
     if MASK in values:
         return values[MASK]

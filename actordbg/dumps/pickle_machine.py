@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
 
@@ -43,6 +43,8 @@ MAX_CLAIM = 2**31
 """A length above this was never written by a dump: it is an attack on the reader's memory, not a truncated file."""
 
 T = TypeVar("T")
+Step: TypeAlias = "Callable[[Machine], None]"
+"""What an opcode does."""
 
 
 def unsafe(message: str) -> UnsafeInput:
@@ -122,7 +124,7 @@ class Machine:
         raise unsafe(f"more than {self.most_opcodes} opcodes, which no actor dump has")
 
     @property
-    def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
+    def steps(self) -> Mapping[bytes, Step]:
         """Return what each opcode does; others are refused."""
         return STEPS
 
@@ -214,7 +216,7 @@ def _long1(m: Machine) -> None:
     m.stack.append(m.number(size, signed=True))
 
 
-def _bytes(width: int) -> Callable[[Machine], None]:
+def _bytes(width: int) -> Step:
     def step(m: Machine) -> None:
         length = m.number(width)
         start = m.take(length)
@@ -223,11 +225,11 @@ def _bytes(width: int) -> Callable[[Machine], None]:
     return step
 
 
-def _constant(value: object) -> Callable[[Machine], None]:
+def _constant(value: object) -> Step:
     return lambda m: m.stack.append(value)
 
 
-def _empty(kind: type) -> Callable[[Machine], None]:
+def _empty(kind: type) -> Step:
     return lambda m: m.stack.append(kind())
 
 
@@ -241,7 +243,7 @@ def _tuple(m: Machine) -> None:
     m.stack.append(tuple(items))
 
 
-def _tuple_of(count: int) -> Callable[[Machine], None]:
+def _tuple_of(count: int) -> Step:
     return lambda m: m.stack.append(tuple([m.pop() for _ in range(count)][::-1]))
 
 
@@ -295,7 +297,7 @@ def _reduce(m: Machine) -> None:
     m.stack.append(PickleCall(function, arguments))
 
 
-STEPS: Mapping[bytes, Callable[[Machine], None]] = {
+STEPS: Mapping[bytes, Step] = {
     b"\x80": _proto,
     b"\x95": _frame,
     b"N": _constant(None),

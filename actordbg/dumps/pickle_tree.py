@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
+from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, Step, corrupt, unsafe
 
 DTYPES: dict[str, tuple[str, int]] = {
     "BoolStorage": ("bool", 1),
@@ -105,7 +105,7 @@ class TreeMachine(Machine):
     numbers: bytearray
 
     @property
-    def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
+    def steps(self) -> Mapping[bytes, Step]:
         """Return what each opcode does; others are refused."""
         return _STEPS
 

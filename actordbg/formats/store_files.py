@@ -135,12 +135,12 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY) -> int:
     """Open the regular file at `path` and return its descriptor. OddFile for anything else, OSError if it cannot be opened."""
     if flags & (os.O_WRONLY | os.O_RDWR):
         require_own_way(Path(path))
     try:
-        descriptor = os.open(path, flags | _SAFELY, mode)
+        descriptor = os.open(path, flags | _SAFELY, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OddFile(errno.ELOOP, "it is a symbolic link, not a file", os.fspath(path)) from None

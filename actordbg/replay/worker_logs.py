@@ -27,6 +27,8 @@ from actordbg.trainers.trainer import TRAINER
 
 EXCERPT = 6000
 """Characters of a log or a traceback that a result keeps (its end)."""
+_TAIL, _LAST_WORDS = 65536, 1500
+"""Most bytes of a log that are read, and most characters of each that an error quotes."""
 MAX_FRAMES = 30
 """How many frames of a stack are shown, the most recent ones."""
 
@@ -155,21 +157,21 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
-    """Read a log from byte `start` to its end, at most the last `limit` bytes, without secrets; "" if it does not exist."""
+def tail_of(path: Path, start: int = 0) -> str:
+    """Read a log from byte `start` to its end, at most the last `_TAIL` bytes, without secrets; "" if it does not exist."""
     try:
         with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(start, size - limit))
+            file.seek(max(start, size - _TAIL))
             return scrub(file.read().decode(errors="replace"))
     except FileNotFoundError:
         return ""
 
 
-def last_words(launcher: Path, folder: Path, ranks: Iterable[int], each: int = 1500) -> str:
+def last_words(launcher: Path, folder: Path, ranks: Iterable[int]) -> str:
     """Return the ends of the launcher's and the workers' logs, each under its name."""
     paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
-    texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
+    texts = ((path.name, tail_of(path)[-_LAST_WORDS:].strip()) for path in paths)
     return "\n".join(f"--- {name}\n{text}" for name, text in texts if text)
 
 

@@ -6,19 +6,18 @@ Read: NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447). Losses: `declared_losse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from actordbg.trainers.declared_losses import nemo_loss, prime_loss
-from actordbg.trainers.seam import NoPolicy, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
+from actordbg.trainers.seam import Arguments, NoPolicy, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
 
 _LOGITS = "nemo_rl.models.automodel.train"
 _LOSSES = "nemo_rl.algorithms.loss.loss_functions"
 
 
-def _nemo_rows(call: Mapping[str, Any]) -> Rows:
+def _nemo_rows(call: Arguments) -> Rows:
     """Read NeMo-RL's call, which gets a mask of ones: rows are padded on the right. Sampling settings are around it."""
     inputs, model, around = call["processed_inputs"], call["model"], call["around"]
     if call["is_reward_model"]:
@@ -33,7 +32,7 @@ def _nemo_rows(call: Mapping[str, Any]) -> Rows:
     return Rows(model, ids, real_tokens(data["input_lengths"], ids), counted, **given)
 
 
-def _prime_rows(call: Mapping[str, Any]) -> Rows:
+def _prime_rows(call: Arguments) -> Rows:
     """Read prime-rl's call. Its temperatures, one for each token, were just copied from pageable memory: reading two is free."""
     heat, lengths, routed = call["temperature"], call["seq_lens"], call["routed_experts"]
     if call["mm_kwargs"] is not None or call["seq_lens_are_pre_shard"]:
@@ -52,7 +51,7 @@ def _prime_scores(output: Any) -> Scores:
     return Scores(output.get("logprobs"), output.get("entropy"), None if output.get("logprobs") is not None else output["logits"])
 
 
-def _forwards_only(call: Mapping[str, Any]) -> Any:
+def _forwards_only(call: Arguments) -> Any:
     return None if call["forward_only"] else call["model"]
 
 

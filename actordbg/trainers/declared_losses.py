@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall, real_tokens
+from actordbg.trainers.seam import Arguments, LossCall, real_tokens
 
 _BY_TOKEN, _BY_ROW = "call-token-sum", "call-row-means"
 _UNLIMITED = 1e9
@@ -25,7 +25,7 @@ def _within(weights: Any, low: float | None, high: float | None, *, clips: bool)
     return weights.clamp(low, high) if clips else torch.where((weights >= low) & (weights <= high), weights, 0.0)
 
 
-def nemo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def nemo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read a loss of NeMo-RL, which gets log-probs [B, S-1]; under sequence packing of one row after another."""
     new, data, loss = call["next_token_logprobs"], call["data"], call["self"]
     names = {"advantages": "advantages", "old_log_probs": "prev_logprobs", "rollout_log_probs": "generation_logprobs"}
@@ -80,7 +80,7 @@ def _nemo_weights(loss: Any, known: Mapping[str, Any], counted: Any, mask: Any) 
     return weights if how is None else _within(weights, low, high, clips=how == "tis")
 
 
-def prime_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+def prime_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     """Read prime-rl's loss, which comes behind its forward, as one long row: each value is that of the token at its place."""
 
     def long(name: str) -> Any:
@@ -99,7 +99,7 @@ def prime_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
     )  # fmt: skip
 
 
-def areal_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+def areal_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     """Read AReaL's GRPO: values of the token behind each, of packed rows without padding. The ratio is to the proximal policy."""
     data, near, filtered = call["input_data"], call["input_data"].get("prox_logp"), call.get("rejection_sampling")
 
@@ -135,7 +135,7 @@ def behind(batch: Mapping[str, Any], values: Sequence[Any] | None) -> Any:
     return torch.stack([torch.nn.functional.pad(of, (total - count - 1, longest - total)) for of, total, count in rows])
 
 
-def listed_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def listed_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read a policy loss of miles or slime: sums, or rows' means, of a micro-batch. What weights it afterwards is not read.
 
     slime 0.3.1 and miles 0.1.0 also weight the loss by importance with `--get-mismatch-metrics`, not only with `--use-tis`.

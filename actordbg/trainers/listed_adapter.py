@@ -7,20 +7,19 @@ of a reference or a teacher, whose weights take the policy's place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from actordbg.trainers.declared_losses import areal_loss, behind, listed_loss
-from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
+from actordbg.trainers.seam import Arguments, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
 
 _FSDP = "areal.engine.fsdp_engine:FSDPEngine"
 _MILES, _HUB = "miles.backends.fsdp_utils.actor:FSDPTrainRayActor", "miles.backends.training_utils.loss_hub"
 _SLIME = "slime.backends.megatron_utils"
 
 
-def _areal_rows(call: Mapping[str, Any]) -> Rows:
+def _areal_rows(call: Arguments) -> Rows:
     """Read AReaL's call, whose model ran before: packed rows, in which every token counts."""
     engine, inputs = call["self"], call["inputs"]
     if engine.parallel_helper.sp_size > 1 or engine.config.is_critic or "cu_seqlens" not in inputs:
@@ -29,7 +28,7 @@ def _areal_rows(call: Mapping[str, Any]) -> Rows:
     return Rows(engine.model, ids, offsets=offsets, temperature=engine.config.temperature, step=updates_of(engine))
 
 
-def _listed_rows(call: Mapping[str, Any]) -> Rows | None:
+def _listed_rows(call: Arguments) -> Rows | None:
     """Read a call of miles or slime: lists of rows, and of their responses' lengths. The model is around it."""
     around, args, owner = call["around"], call["args"], call["around"].get("self")
     if owner is None and around.get("store_prefix"):

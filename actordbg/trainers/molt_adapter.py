@@ -7,10 +7,9 @@ call; a replay forces them, unless `--routing free`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, images, no_rows, updates_of
+from actordbg.trainers.seam import Arguments, LossCall, Rows, Scores, Seam, images, no_rows, updates_of
 
 _ACTOR = "molt.models.actor:Actor"
 _SETTINGS = {
@@ -22,7 +21,7 @@ _SETTINGS = {
 _OF_EXPERIENCE = ("base_action_log_probs", "rewards", "returns", "response_length", "truncated")
 
 
-def _rows(call: Mapping[str, Any]) -> Rows:
+def _rows(call: Arguments) -> Rows:
     actor, places = call["self"], call.get("position_ids")
     return Rows(
         model=actor.model,
@@ -37,7 +36,7 @@ def _rows(call: Mapping[str, Any]) -> Rows:
     )
 
 
-def _beside(call: Mapping[str, Any]) -> dict[str, Any]:
+def _beside(call: Arguments) -> dict[str, Any]:
     """Return what it has beside its inputs: the rollout's experts [B, S, layers, k], which are there [B, layers, k, S]."""
     beside = {name: call[name] for name in ("routed_experts", "top_ids") if call.get(name) is not None}
     if "routed_experts" in beside:
@@ -52,7 +51,7 @@ def _scores(output: Any) -> Scores:
     return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] :])
 
 
-def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     """Read PolicyLoss. `geo` is what other trainers call `seq`: one weight for a row, the mean of its tokens in logarithms."""
     loss, trainer, experience = call["self"], call["around"].get("self"), call["around"].get("experience")
     level, gate = loss.is_correction_level, getattr(loss, "is_correction_gating", "ratio")
@@ -85,7 +84,7 @@ def _settings(trainer: Any) -> dict[str, Any]:
     return read | {"multi_turn": bool(read["multi_turn"])}
 
 
-def _sft_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+def _sft_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     loss = call["self"]
     facts = {"token_level_loss": loss.token_level_loss}
     if loss.token_level_loss:
@@ -94,7 +93,7 @@ def _sft_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
     return LossCall(call["per_token_logps"], call["loss_mask"], loss=output, **given, facts=facts)
 
 
-def _stepped(call: Mapping[str, Any]) -> Any:
+def _stepped(call: Arguments) -> Any:
     """Return the Actor whose optimizer stepped; None while its SFT, which asks for the norm each time, accumulates."""
     strategy = call["self"]
     return None if strategy.time_steps["step_model"] % strategy.accumulated_gradient else call["model"]

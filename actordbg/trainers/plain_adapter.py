@@ -6,15 +6,12 @@ first behind left padding. Not recorded: calls inside `generate`, with a cache, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from actordbg.trainers.seam import TRAINER_STEP, NoPolicy, Rows, Scores, Seam, Unreadable, own_positions, step_of
+from actordbg.trainers.seam import TRAINER_STEP, Arguments, NoPolicy, Rows, Scores, Seam, Unreadable, own_positions, step_of
 
 _READ = ("input_ids", "attention_mask", "labels", "position_ids", "cache_position", "logits_to_keep")
 
 
-def _rows(call: Mapping[str, Any]) -> Rows | None:
+def _rows(call: Arguments) -> Rows | None:
     ids, mask, labels, model = call.get("input_ids"), call.get("attention_mask"), call.get("labels"), call["self"]
     if ids is None or call.get("past_key_values") is not None:
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +22,12 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe, from_outside
 from actordbg.capture import hook
 from actordbg.formats.dump_record import LOSS
-from actordbg.trainers.seam import LossCall, Seam, note_update
+from actordbg.trainers.seam import Arguments, LossCall, Seam, note_update
 
 if TYPE_CHECKING:
     from actordbg.capture.loss_record import LossSlot
+
+Function = Callable[..., Any]
 
 
 class AdapterLoss:
@@ -49,100 +52,97 @@ class AdapterLoss:
         return self._value
 
 
-def followed(
-    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
-) -> Callable[..., Any]:
-    """Return `original`, the function of a seam with `loss`, `steps` or `around`, as the recorder follows it.
+@dataclass(frozen=True)
+class Follower:
+    """Follows the functions of a seam with `loss`, `steps` or `around`, for the recorder.
 
     inside: what a thread is in, with the forward that was recorded last, and how many losses it has computed since the optimizer
     step. arguments: binds a call. tell: reports a failure.
     """
-    if seam.around:
-        original = with_both(original, seam, inside, arguments, tell)
-    kind = with_loss if seam.loss else with_step if seam.steps else None
-    return original if kind is None else kind(original, seam, inside, arguments, tell)
 
+    seam: Seam
+    inside: Any
+    arguments: Callable[..., dict[str, Any]]
+    tell: Callable[[str], None]
 
-def with_loss(
-    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
-) -> Callable[..., Any]:
-    """Return `original`, a function that computes a loss, with its calls recorded, but for those of an evaluation."""
-    recorders = dict[Any, _Recorder]()
+    def followed(self, original: Function) -> Function:
+        """Return `original`, the seam's function, as the recorder follows it."""
+        if self.seam.around:
+            original = self.with_both(original)
+        if self.seam.loss:
+            return self.with_loss(original)
+        return self.with_step(original, self.seam.steps) if self.seam.steps else original
 
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not torch.is_grad_enabled():
-            return original(*args, **kwargs)
-        around, inside.in_loss = inside.in_loss, True
-        try:
-            output = original(*args, **kwargs)
-            inside.micro_batch += 1
-            current = inside.current
-            if current is not None and _is_wanted(current.slot.recorder):
-                try:
-                    if current.slot not in recorders:
-                        recorders[current.slot] = _Recorder(seam, current.slot, ends=inside.has_steps)
-                    recorder = recorders[current.slot]
-                    recorder.record(current, arguments(args, kwargs), output, inside)
-                except BaseException as error:  # an adapter may raise anything, and the training continues
-                    if from_outside(error):
-                        raise
-                    tell(f"{seam.where}: a loss was not recorded: {describe(error)}")
-            return output
-        finally:
-            inside.in_loss = around
-            if not around and not inside.busy:
-                inside.current = None
+    def with_loss(self, original: Function) -> Function:
+        """Return `original`, a function that computes a loss, with its calls recorded, but for those of an evaluation."""
+        recorders, inside = dict[Any, _Recorder](), self.inside
 
-    return function
-
-
-def with_both(
-    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
-) -> Callable[..., Any]:
-    """Return `original`, which runs a forward and then its loss: the forward is kept for it. Arguments as those of `followed`."""
-
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        outside = inside.in_loss, inside.around
-        inside.in_loss = True
-        try:
-            inside.around = arguments(args, kwargs)
-            return original(*args, **kwargs)
-        finally:
-            inside.in_loss, inside.around = outside
-            if not inside.in_loss and not inside.busy:
-                inside.current = None
-
-    return function
-
-
-def with_step(
-    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
-) -> Callable[..., Any]:
-    """Return `original`, an optimizer step, which also ends the step of recorded losses. Arguments as those of `followed`."""
-    stepping = seam.steps
-    assert stepping is not None
-
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        output = original(*args, **kwargs)
-        try:
-            if (holder := stepping(arguments(args, kwargs))) is None:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not torch.is_grad_enabled():
+                return original(*args, **kwargs)
+            around, inside.in_loss = inside.in_loss, True
+            try:
+                output = original(*args, **kwargs)
+                inside.micro_batch += 1
+                current = inside.current
+                if current is not None and _is_wanted(current.slot.recorder):
+                    try:
+                        if current.slot not in recorders:
+                            recorders[current.slot] = _Recorder(self.seam, current.slot, ends=inside.has_steps)
+                        recorders[current.slot].record(current, self.arguments(args, kwargs), output, inside)
+                    except BaseException as error:  # an adapter may raise anything, and the training continues
+                        if from_outside(error):
+                            raise
+                        self.tell(f"{self.seam.where}: a loss was not recorded: {describe(error)}")
                 return output
-            inside.micro_batch = 0
-            note_update(holder)
-            if losses := sys.modules.get("actordbg.capture.loss_record"):
-                norm = output[-1] if isinstance(output, tuple) else output
-                norm = norm.get("grad_norm") if isinstance(norm, dict) else norm
-                losses.end_step(norm if isinstance(norm, int | float | torch.Tensor) else None)
-        except BaseException as error:  # an adapter may raise anything, and the training continues
-            if from_outside(error):
-                raise
-            tell(f"{seam.where}: an optimizer step was not noted: {describe(error)}")
-        return output
+            finally:
+                inside.in_loss = around
+                if not around and not inside.busy:
+                    inside.current = None
 
-    return function
+        return function
+
+    def with_both(self, original: Function) -> Function:
+        """Return `original`, which runs a forward and then its loss: the forward is kept for it."""
+        inside = self.inside
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            outside = inside.in_loss, inside.around
+            inside.in_loss = True
+            try:
+                inside.around = self.arguments(args, kwargs)
+                return original(*args, **kwargs)
+            finally:
+                inside.in_loss, inside.around = outside
+                if not inside.in_loss and not inside.busy:
+                    inside.current = None
+
+        return function
+
+    def with_step(self, original: Function, stepping: Callable[[Arguments], Any]) -> Function:
+        """Return `original`, an optimizer step, which also ends the step of recorded losses."""
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            try:
+                if (holder := stepping(self.arguments(args, kwargs))) is None:
+                    return output
+                self.inside.micro_batch = 0
+                note_update(holder)
+                if losses := sys.modules.get("actordbg.capture.loss_record"):
+                    norm = output[-1] if isinstance(output, tuple) else output
+                    norm = norm.get("grad_norm") if isinstance(norm, dict) else norm
+                    losses.end_step(norm if isinstance(norm, int | float | torch.Tensor) else None)
+            except BaseException as error:  # an adapter may raise anything, and the training continues
+                if from_outside(error):
+                    raise
+                self.tell(f"{self.seam.where}: an optimizer step was not noted: {describe(error)}")
+            return output
+
+        return function
 
 
 def _is_wanted(recorder: Any) -> bool:
@@ -168,7 +168,7 @@ class _Recorder:
         self._forward = hook.wrap(AdapterLoss.forward, self._slot)  # type: ignore[arg-type]
         self._last = losses.LastForward
 
-    def record(self, current: Any, call: Mapping[str, Any], output: Any, inside: Any) -> None:
+    def record(self, current: Any, call: Arguments, output: Any, inside: Any) -> None:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
         scores, reference = current.scores, current.reference and current.reference.scores.log_probs

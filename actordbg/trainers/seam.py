@@ -31,10 +31,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
+
+Arguments: TypeAlias = Mapping[str, Any]
+"""The arguments of a call by name."""
 
 
 class Unreadable(Exception):
@@ -150,7 +153,7 @@ IMAGES = (
 """Names in transformers of the inputs that come with images."""
 
 
-def images(call: Mapping[str, Any]) -> dict[str, Any]:
+def images(call: Arguments) -> dict[str, Any]:
     """Return the image inputs of a call."""
     return {name: call[name] for name in IMAGES if call.get(name) is not None}
 
@@ -181,15 +184,15 @@ class Seam:
     """
 
     where: str
-    rows: Callable[[Mapping[str, Any]], Rows | None]
+    rows: Callable[[Arguments], Rows | None]
     result: Callable[[Any], Scores] = lambda output: Scores()  # for a function that returns no log-probs
     needs: tuple[str, ...] = ()
     makes_model: str = ""
     takes: tuple[str, ...] = ()
     silent: bool = False
     again: Callable[[Any, Rows], Any] | None = None
-    loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
-    steps: Callable[[Mapping[str, Any]], Any] | None = None
+    loss: Callable[[Arguments, torch.Tensor | None, Any], LossCall | None] | None = None
+    steps: Callable[[Arguments], Any] | None = None
     around: bool = False
     kept: bool = False
     shards: bool = False
@@ -212,7 +215,7 @@ class Seam:
         return self.where.partition(":")[2]
 
 
-def no_rows(call: Mapping[str, Any]) -> None:
+def no_rows(call: Arguments) -> None:
     """Return None: the function is not a forward."""
 
 
@@ -228,7 +231,7 @@ class Adapter(Protocol):
 _trainers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def _note_trainer(call: Mapping[str, Any]) -> None:
+def _note_trainer(call: Arguments) -> None:
     from actordbg.capture.facts import unwrap  # the desk also loads this module
 
     trainer = call["self"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, updates_of
+from actordbg.trainers.seam import Arguments, LossCall, Rows, Scores, Seam, Unreadable, no_rows, updates_of
 
 
-def _rows(call: Mapping[str, Any]) -> Rows:
+def _rows(call: Arguments) -> Rows:
     actions, mask = call["num_actions"], call["attention_mask"]
     if isinstance(actions, list) and len(actions) == 1:
         (actions,) = actions
@@ -41,7 +41,7 @@ _CORRECTIONS = (
 """Settings that, if any has a value, change terms or mask of a loss."""
 
 
-def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read the loss of a micro-batch, after its backward: metrics have its value. Advantages are divided by the step's tokens or
     rows before, so the losses of a step add up.
     """

@@ -6,7 +6,6 @@ own function comes first. Losses are those of GRPO, RLOO, DPO and SFT; KTO's is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 from actordbg.base.fault import Unsupported
 from actordbg.trainers.seam import (
     TRAINER_STEP,
+    Arguments,
     Rows,
     Scores,
     Seam,
@@ -35,13 +35,13 @@ _LOSS = ("model", "inputs", "num_items_in_batch")
 _NEEDS = ("model", "input_ids", "attention_mask", "logits_to_keep")
 
 
-def _completions(call: Mapping[str, Any]) -> Rows:
+def _completions(call: Arguments) -> Rows:
     trainer, mask = call["self"], call["attention_mask"]
     given: Any = {"entropy": bool(call.get("compute_entropy")), "step": trainer.state.global_step, "more": images(call)}
     return Rows(call["model"], call["input_ids"], mask, mask[:, -call["logits_to_keep"] :], trainer.temperature, **given)
 
 
-def _labelled(call: Mapping[str, Any]) -> Rows | None:
+def _labelled(call: Arguments) -> Rows | None:
     labels, mask, places = (call.get(name) for name in ("labels", "attention_mask", "position_ids"))
     if not call.get("fused_lm_head"):
         return None

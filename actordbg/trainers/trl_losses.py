@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall
+from actordbg.trainers.seam import Arguments, LossCall
 
 _AGGREGATED = {
     "dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm", "luspo": "seq-mean-token-sum",
@@ -15,7 +14,7 @@ _AGGREGATED = {
 """What the losses of a step add up to. bnpo's depends on the micro-batches, dapo's on a generation's, unless it is a step."""
 
 
-def grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def grpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read GRPO's loss. Without old log-probs TRL takes the policy's own."""
     trainer, inputs = call["self"], call["inputs"]
     if log_probs is None:
@@ -77,7 +76,7 @@ def _rate(trainer: Any) -> float | None:
     return schedule and float(schedule.get_last_lr()[0])
 
 
-def rloo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def rloo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read RLOO's loss: the ratio is a row's, its old log-probs a sum. The Trainer divides the loss by the micro-batches."""
     trainer, inputs = call["self"], call["inputs"]
     if log_probs is None:
@@ -93,7 +92,7 @@ def rloo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall 
     )  # fmt: skip
 
 
-def dpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def dpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read DPO's loss, of rows of which the first half was chosen. The reference's forward came last, or its sums are inputs."""
     trainer, inputs = call["self"], call["inputs"]
     if log_probs is None:
@@ -119,7 +118,7 @@ def dpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall |
     )  # fmt: skip
 
 
-def sft_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+def sft_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     """Read SFT's loss: the sum over a micro-batch's tokens, divided by those of the step. DFT's terms are weighted by p."""
     trainer, labels, tokens = call["self"], call["inputs"].get("labels"), call["num_items_in_batch"]
     if log_probs is None or labels is None:

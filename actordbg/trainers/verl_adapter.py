@@ -7,15 +7,14 @@ step is the optimizer step: the scheduler's covers several mini-batches and epoc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded, updates_of
+from actordbg.trainers.seam import Arguments, LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded, updates_of
 
 
-def _rows(call: Mapping[str, Any]) -> Rows | None:
+def _rows(call: Arguments) -> Rows | None:
     engine, batch = call["self"], call["micro_batch"]
     ids, temperature = batch["input_ids"], torch.as_tensor(batch["temperature"], dtype=torch.float64).flatten()
     if engine.model_config.model_type != "language_model":
@@ -45,7 +44,7 @@ def _counted(batch: Any, places: torch.Tensor, lengths: torch.Tensor) -> torch.T
     return torch.logical_and(places >= begins[:, None], places < lengths)
 
 
-def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+def _ppo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     """Read verl's loss, which its engine calls inside the forward. Values of responses are put behind their prompts, [B, S-1].
 
     Lengths are those of the forward's rows on the CPU: those of the micro-batch may wait for the GPU.

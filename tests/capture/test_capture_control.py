@@ -49,10 +49,6 @@ def test_what_is_not_a_control_file_is_refused(wrong):
         Control.from_json(wrong)
 
 
-def test_keys_that_an_earlier_version_wrote_are_not_read():
-    assert Control.from_json(text(level=9, max_seq_len=7)) == Control(True, "r", SINCE)
-
-
 def test_another_format_is_refused_with_the_remedy():
     with pytest.raises(NewerFormat) as caught:
         Control.from_json(text(format=3))

@@ -8,9 +8,8 @@ from casefiles import cases_of
 from steps import TickingClock, counted
 
 from actordbg.base.errors import UsageError, WhereError
-from actordbg.catalog import connections as engine, query, where
+from actordbg.catalog import query, where
 from actordbg.catalog.columns import DumpRow
-from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.tables import FUNCTIONS, WHERE_COLUMNS
 from actordbg.store.layout import Store
 
@@ -76,25 +75,6 @@ def test_a_dump_is_found_by_the_beginning_of_its_id(catalog, rows):
         with pytest.raises(UsageError) as caught:
             query.get_dump(catalog, text)
         assert caught.value.hint
-
-
-def test_listing_twice_as_many_replays_takes_twice_the_work(store):
-    """In SQLite's own steps. Each replay looked through the results of all."""
-    refresh(store)
-    took = []
-    for number in range(40):
-        with engine.plain_transaction(store.catalog_path) as connection:
-            sql = "INSERT INTO replay (replay_id, created_at, status, inputs) VALUES (?, '2025', 'complete', 1)"
-            connection.execute(sql, (f"r{number}",))
-            sql = "INSERT INTO result (replay_id, dump_id, status, attempt, worker, slot, started_at, finished_at) "
-            values = [(f"r{number}", f"d{index}") for index in range(100)]
-            connection.executemany(f"{sql} VALUES (?, ?, 'passed', 1, 0, 0, '2025', '2025')", values)
-        with engine.held_open(store.catalog_path), engine.connect_readonly(store.catalog_path) as reader:
-            steps = []
-            reader.set_progress_handler(lambda steps=steps: steps.append(None), 10)  # type: ignore[misc]
-            assert {row.passed for row in query.list_replays(query.Catalog(store, IndexSummary()))} == {100}
-            took.append(len(steps))
-    assert took[39] < 2.2 * took[19]
 
 
 def test_replays_are_found_by_id_beginning_and_as_the_last(catalog):

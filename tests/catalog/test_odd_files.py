@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import storecases
-from amounts import first_or_all
 from many_commands import run_all
 
 from actordbg.formats.dump_record import SUFFIX
@@ -118,24 +117,6 @@ def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good, tmp_
         named = {item["path"]: item["code"] for item in answer["damaged"]}
         assert named.keys() == damaged.keys()
         assert {damaged[path] for path, code in named.items() if code != "odd-file"} <= {"a sparse terabyte"}, named
-
-
-@pytest.mark.parametrize("kind", first_or_all(["a FIFO", "a folder"]))
-def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good, tmp_path, kind):
-    store = Store(tmp_path / "store")
-    shutil.copytree(good.root, store.root)
-    (dump,) = store.dumps.glob(f"{storecases.LOOSE}/rank0002/*-000002-*{SUFFIX}")
-    (pack,), (comparison,) = store.iter_packs(), store.comparisons.glob("*")
-    tensors = sorted(store.replays.glob("r-02/tensors/*"))[0]
-    for path in (dump, pack, comparison, tensors, store.replays / "r-02" / "rank0.jsonl", store.root / "packs/.lock"):
-        path.unlink()
-        ODD[kind](path)
-    done = run_all(store.root, COMMANDS)
-    exits = {line: done[line][0] for line in COMMANDS}
-    assert all(isinstance(code, int) for code in exits.values()), exits
-    assert exits["index"] == exits["index --rebuild"] == exits["dump ls --limit 50"] == exits["report all"] == 0, exits
-    assert json.loads(done["index --rebuild"][1])["dumps"] == 7
-    assert len(json.loads(done["contents"][1])) == 7
 
 
 def test_an_odd_catalog_lock_or_format_is_named(good, tmp_path):

@@ -1,7 +1,5 @@
 """Exported dumps open with ordinary tools and hold exactly what the actor received."""
 
-import json
-
 import pytest
 import safetensors
 import torch
@@ -63,14 +61,6 @@ def made(store):
 
 def ids(paths):
     return [path.name.removesuffix(".safetensors.zst") for path in paths]
-
-
-def test_the_command_exports_by_id_and_by_the_beginning_of_one(store, made, tmp_path):
-    first, second, _ = ids(made)
-    done = invoke(store, "dump", "export", first, second[:-3], "--out", tmp_path, "--json")
-    assert done.exit_code == 0
-    assert [item["dump_id"] for item in json.loads(done.stdout)["exported"]] == [first, second]
-    assert (tmp_path / f"{second}.safetensors").stat().st_size == json.loads(done.stdout)["exported"][1]["bytes"]
 
 
 def test_the_command_exports_what_a_query_selects(store, made, tmp_path):

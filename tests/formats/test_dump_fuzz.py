@@ -4,15 +4,10 @@ What each may give is known by how it was made. `tests/fuzz/of_dump.py` has what
 """
 
 import json
-import random
 from unittest.mock import patch
 
-import catalogcases as cases
 import dumpmutants as mutants
 import pytest
-from amounts import amount
-from casefiles import cases_of
-from commandline import invoke
 from dumpmutants import A, Mutant
 from fuzzing import CAP
 from plainkit import all_same
@@ -80,15 +75,6 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path, store):
         except Exception as error:
             raise AssertionError(f"{name}: {type(error).__name__}: {error}"[:2000]) from error
     assert {"ids as another integer", "another step", "other values under their hash", "a text of 100,000 letters"} <= set(loaded)
-
-
-def test_a_flipped_bit_or_a_run_that_was_overwritten_changes_no_tensor(path, store):
-    for number in range(amount(120, 2000)):
-        chance = random.Random(number)
-        at, length = chance.randrange(len(A.blob)), chance.choice((2, 16, 512))
-        flipped = bytes([A.blob[at] ^ 1 << chance.randrange(8)])
-        new = flipped if number % 2 else chance.choice((bytes(length), chance.randbytes(length)))
-        judge(Mutant((A.blob[:at] + new + A.blob[at + len(new) :])[: len(A.blob)], A.tensors), path, store)
 
 
 # ---- memory ----
@@ -159,41 +145,3 @@ def test_no_file_takes_twice_the_cap(path, store, tmp_path):
     answer = json.loads(python(CHILD, environment, str(store.root), str(folder), str(CHILD_CAP)))
     assert {name: loaded for name, (loaded, _) in answer.items()} == {name: loads for name, (_, loads) in files.items()}
     assert {name: peak for name, (_, peak) in answer.items() if peak >= 2 * CHILD_CAP} == {}
-
-
-# ---- the commands, over a store of mutants ----
-
-
-@pytest.mark.slow
-def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
-    """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
-    good = {}
-    for number, case in enumerate(cases_of("dump_files").values()):
-        original = mutants.Original.make(1, number)
-        monkeypatch.setattr(mutants, "A", original)
-        path = store.dump_path(original.record)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(mutants.forged(case).blob)
-        good[store.relative(path)] = attempt(lambda path=path: payload.load(path)) is not None
-    cases.settle(store)
-
-    def run(*words, wrong=0):
-        done = invoke(store, *words, "--json")
-        assert done.exit_code == wrong, words
-        return json.loads(done.stdout)
-
-    summary = run("index", "--rebuild")
-    assert summary["dumps"] + len(summary["damaged"]) == len(good)
-    listed = run("dump", "ls", "--limit", "0")
-    assert len(listed) == summary["dumps"] and sum(good.values()) <= len(listed) < len(good)
-    checked = run("dump", "verify", "--quiet", wrong=1)
-    assert checked["checked"] == len(good) and {item["path"] for item in checked["damaged"]} >= {
-        path for path in good if not good[path]
-    }
-    loads = [row["dump_id"] for row in listed if good[row["path"]]]
-    assert run("dump", "show", loads[0], "--values")["record"]["dump_id"] == loads[0]
-    out = tmp_path / "exported"
-    answer = run("dump", "export", "--where", "rank>=0", "--out", str(out), "--quiet", wrong=1)
-    assert len(answer["exported"]) == len(loads) == len(list(out.iterdir()))
-    assert len(answer["exported"]) + len(answer["damaged"]) == len(listed)
-    run("replay", "--where", "rank>=0", "--dry-run")

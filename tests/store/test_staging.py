@@ -121,23 +121,6 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
     assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
 
 
-def test_files_that_both_sides_have_are_read_one_at_a_time(monkeypatch, built, ours, url):
-    ours.push()
-    compared, settle, reading = [], Mirror._settle, threading.Lock()
-
-    def alone(self, path, remote):
-        assert reading.acquire(blocking=False), "each is read whole, on both sides"
-        time.sleep(0.001)
-        settle(self, path, remote)
-        compared.append(path)
-        reading.release()
-
-    monkeypatch.setattr(Mirror, "_settle", alone)
-    built.root.with_name("a.staged.json").unlink()
-    Mirror(url, built.root).pull()
-    assert len(compared) > 10
-
-
 def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours, theirs, there):
     for side in ("a", "b"):
         store = Store(tmp_path / side).create()

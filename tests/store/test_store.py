@@ -77,25 +77,6 @@ def test_unfinished_and_foreign_files_are_not_dumps(store):
     assert store.relative(folder / "a.safetensors.zst") == "dumps/run/rank0003/a.safetensors.zst"
 
 
-_WRITER = """
-import sys
-from actordbg.store.layout import Store, atomic_write
-number, store = int(sys.argv[2]), Store(sys.argv[1]).create()
-for turn in range(30):
-    atomic_write(store.root / "shared", bytes([number]) * 10_000)
-    atomic_write(store.dump_folder("run", number) / f"{turn}.safetensors.zst", b"x")
-"""
-
-
-def test_many_processes_write_one_store_at_once(tmp_path):
-    root = tmp_path / "s"
-    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(root), str(n)]) for n in range(8)]
-    assert [writer.wait(60) for writer in writers] == [0] * 8
-    store = Store(root)
-    assert len(set((store.root / "shared").read_bytes())) == 1
-    assert len(list(store.iter_dumps())) == 240
-
-
 # ---- files are opened only if they are regular, never through a link, never waiting, and read up to a limit ----
 
 

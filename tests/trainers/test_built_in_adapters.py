@@ -11,13 +11,11 @@ import pytest
 import tomllib
 import torch
 from actorcases import make_dump
-from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
+from adaptercases import IDS, MASK, truth_of
 from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.actor.rules import check_config, leaked
-from actordbg.actor.session import ActorSession
-from actordbg.actor.truth_session import TruthSession
 from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
@@ -26,7 +24,7 @@ from actordbg.store import payload
 from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
-from actordbg.trainers.recorded_model import attach, scores_of
+from actordbg.trainers.recorded_model import scores_of
 from actordbg.trainers.seam import Seam, Unreadable, note_update
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl
@@ -191,45 +189,6 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
     assert dumps[0].record.actor["function"].endswith("modeling_llama:LlamaForCausalLM.forward")
     truth = truth_of(tmp_path / "model", dumps[0])
     assert (truth - dumps[0].outputs["action_log_probs"]).abs().max() < 2e-5 and truth.abs().max() > 1
-
-
-@pytest.mark.slow
-def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(store, tmp_path, monkeypatch):
-    from transformers import LlamaForCausalLM, PreTrainedModel, modeling_utils
-
-    monkeypatch.setenv("ACTORDBG_DISABLE", "")
-    for kind, name in ((LlamaForCausalLM, "forward"), (PreTrainedModel, "post_init")):
-        monkeypatch.setattr(kind, name, getattr(kind, name))  # so that it is as before afterwards
-    assert attach(modeling_utils, "plain", record_here(store))
-    model = small_model(tmp_path / "model")
-    model.config.use_cache = False
-    ids = torch.randint(3, 16, (3, 8), generator=torch.Generator().manual_seed(1))
-    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]])
-    labels, full = torch.where(places > 1, ids, -100), torch.ones_like(ids)
-    padded = full * torch.tensor([[0] * 3 + [1] * 5, [1] * 8, [1] * 8])
-    with torch.no_grad():
-        model(input_ids=ids, position_ids=places, labels=labels)
-        model(input_ids=ids, position_ids=places, attention_mask=full, labels=labels)
-        model(input_ids=ids, position_ids=(padded.cumsum(-1) - 1).clamp(min=0), attention_mask=padded)
-        model(input_ids=ids, position_ids=2 * torch.arange(8).expand(3, 8), attention_mask=padded, labels=labels)
-        model(input_ids=ids, position_ids=places[:1])  # every row has these
-    dumps = dumps_of(store)
-    assert [dump.record.packing_samples for dump in dumps] == [True, True, False, False, True]
-    assert [dump.record.batch_size for dump in dumps] == [5, 5, 3, 3, 6] and list(dumps[1].record.extra) == ["rows"]
-    assert all({*map(len, dump.inputs.values())} == {dump.record.batch_size} for dump in dumps)
-    assert [dump.record.action_len for dump in dumps] == [7, 7, None, 7, None]
-    assert ["position_ids" in dump.inputs for dump in dumps] == [False, False, False, True, False]
-    for session_of, settings in ((TruthSession, {"truth": "fp32"}), (ActorSession, {"dtype": "fp32"})):
-        config = ReplayConfig(model=str(tmp_path / "model"), through="rows", **settings)
-        session = session_of(config, dumps[0].record, tmp_path / "cache")
-        found = [session.run(dump, backward=False) for dump in dumps]
-        session.close()
-        for dump, outcome in zip(dumps, found, strict=True):
-            (golden,) = dump.outputs.values()
-            differs = ((outcome.log_probs - golden)[outcome.mask]).abs().max() > 2e-5
-            assert differs == (dump is dumps[1]), "under sdpa a mask lets packed rows see each other"
-            assert outcome.notes[-1:] == tuple(dump.record.extra.values())
-        assert torch.equal(found[0].log_probs, found[1].log_probs)
 
 
 def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_process_light():

@@ -5,22 +5,17 @@ import asyncio
 import importlib.util
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 from roots import ROOT
 
 from actordbg.demo.demo_training import build_assets
-from actordbg.replay.launch import free_port
 from actordbg.trainers.openrlhf import vllm_standin
 from actordbg.trainers.openrlhf.vllm_standin import (
     AsyncEngineArgs,
     AsyncLLMEngine,
-    PyNcclCommunicator,
     SamplingParams,
-    StatelessProcessGroup,
 )
 
 
@@ -42,25 +37,6 @@ def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine):
     completion = _sample(engine, [1, 3, 40, 41], SamplingParams(max_tokens=6, min_tokens=6))
     assert len(completion.token_ids) == 6 and completion.finish_reason == "length"
     assert all(0 <= token < 512 for token in completion.token_ids)
-
-
-def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine):
-    """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
-    port, name, shape = free_port(), "lm_head.weight", torch.Size((512, 64))
-    sent = [torch.full(shape, value, dtype=torch.bfloat16) for value in (77.0, 78.0)]
-
-    def policy():
-        sync = PyNcclCommunicator(StatelessProcessGroup.create("127.0.0.1", port, 0, 2), device="cpu")
-        for weight in sent:
-            sync.broadcast(weight, src=0, stream=None)
-
-    serving = threading.Thread(target=policy, daemon=True)
-    serving.start()
-    asyncio.run(engine.collective_rpc("init_process_group", ("127.0.0.1", port, 1, 2, "openrlhf", "nccl", False)))
-    for weight in sent:
-        asyncio.run(engine.collective_rpc("update_weight", (name, torch.bfloat16, shape, False)))
-        assert torch.equal(engine._model.get_parameter(name), weight.float())
-    serving.join(30)
 
 
 def test_everything_that_openrlhf_imports_from_vllm_is_there():
