@@ -33,7 +33,7 @@ from trainers_page import trainers_markdown
 from actordbg.catalog import migrate
 from actordbg.cli import place_of
 from actordbg.cli.lazy import described, spelled
-from actordbg.doctor.known_findings import known_findings
+from actordbg.doctor.python_environment import known_findings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROGRAM = "actordbg"

@@ -10,7 +10,6 @@ from pathlib import Path
 from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
-from actordbg.base.foreign_text import in_shell
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.compare import noise_floor
 from actordbg.compare.comparing import compare, save
@@ -18,7 +17,6 @@ from actordbg.compare.find_truth import Wanted, ensure_lone_rows, find_truth, re
 from actordbg.compare.same_weights import weights_of_outputs, without_unknown_weights
 from actordbg.compare.sides import RECORDED_NAMES, TRUTH, rests_on_others
 from actordbg.compare.thresholds import asked
-from actordbg.config import consent
 from actordbg.config.replay_config import ANY_WIDER, TINY
 from actordbg.document.blocks import Paragraph
 from actordbg.document.command_result import CommandResult
@@ -28,7 +26,7 @@ from actordbg.judge.wrong_tokens import wrong_tokens
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, NoiseRecord
 from actordbg.records.run_files import RECORDED_WEIGHTS
 from actordbg.replay.group_engine import WarmGroups
-from actordbg.replay.supervise import load_spec, spec_and_owner
+from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
 
@@ -107,12 +105,10 @@ def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
         return NoiseRecord.named(store.noise, name, "noise")
     if (newest := noise_floor.newest_for(store, replay_id)) is not None:
         return newest
-    words, mark = consent.words_of(load_spec(store, replay_id).command)
-    command = "actordbg noise with the same options as that replay"
-    if "replay" in words:
-        words[words.index("replay")] = "noise"
-        command = " ".join(in_shell(word) for word in words if word not in ("--keep-tensors", "--keep-gradients")) + mark
-    raise UsageError(f"no noise floor was measured under the configuration of {replay_id}", hint=f"run {command}")
+    raise UsageError(
+        f"no noise floor was measured under the configuration of {replay_id}",
+        hint="run actordbg noise with the same options as that replay",
+    )
 
 
 def _explained(desk: Desk, record: ComparisonRecord) -> ComparisonRecord:

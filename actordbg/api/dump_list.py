@@ -101,16 +101,9 @@ class DumpList(Sequence[StoredDump]):
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame, a row for each dump. Raises EnvironmentProblem without pandas."""
-        return self._frame("pandas")
-
-    def to_polars(self) -> Any:
-        """Return a polars DataFrame, a row for each dump. Raises EnvironmentProblem without polars."""
-        return self._frame("polars")
-
-    def _frame(self, package: str) -> Any:
-        require_package(f"to_{package}", package)
+        require_package("to_pandas", "pandas")
         rows = list(self)
-        return import_module(package).DataFrame({name: [getattr(row, name) for row in rows] for name in DumpRow.columns})
+        return import_module("pandas").DataFrame({name: [getattr(row, name) for row in rows] for name in DumpRow.columns})
 
     def _rows(self, first: int, count: int) -> Iterator[Any]:
         return query.each_dump(self._catalog, self.where, order=self._order, limit=count, offset=first)

@@ -115,7 +115,7 @@ def _planned(store: Store, spec: ReplaySpec, about: Mapping[str, Any]) -> Comman
         ranks = range(lane * config.lane_width, (lane + 1) * config.lane_width)
         dumps, seq_lens = [item.dump_id for item in mine], [item.seq_len for item in mine]
         shares.append({"ranks": list(ranks), "dumps": dumps, "seq_lens": seq_lens})
-    data = {**about, "replay_id": None, "good": True, "status": "planned", "note": text, "shares": shares}
+    data = {**about, "replay_id": None, "good": True, "status": "planned", "shares": shares}
     return CommandResult(True, data, [Paragraph(text), Items([_share(share) for share in shares])])
 
 

@@ -116,8 +116,6 @@ def replay_answer(
         "status": "interrupted" if interrupted and summary.status != "complete" else summary.status,
         "recorded_model": recorded_model,
         "good": is_good(summary, spec.config),
-        "note": "",
-        "shares": [],
         "restarts": restarts,
         "forward_median_s": summary.forward.median,
         "forward_p95_s": summary.forward.p95,

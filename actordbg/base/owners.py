@@ -61,6 +61,11 @@ def whose(*paths: Path) -> str:
     return ""
 
 
+def marked(verdict: str, whose: str) -> str:
+    """Return a verdict as lists show it: "theirs: RIGHT" where somebody else (`whose`) says so."""
+    return f"theirs: {verdict}" if whose else verdict
+
+
 def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
     """Read a regular file; return its bytes and its owner, who is unknown if an `origin_file` says that it was downloaded.
 

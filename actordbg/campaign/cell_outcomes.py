@@ -185,12 +185,12 @@ def judged(
         flat = [FLAT] if flat_where_it_matters(record) else []
         unjudged = [f"not checked against the truth: {each.text}" for each in (*flat, *record.unjudged)]
         why = "; ".join(filter(None, (cell.reason, *unjudged)))
-    apart = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs and dump.log_probs.max_abs is not None]
+    furthest = record.furthest
     return replace(
         cell,
         verdict=record.verdict,
         comparison_id=record.comparison_id,
-        max_abs=max(apart, default=None),
+        max_abs=furthest[0] if furthest else None,
         excludes=record.excludes,
         reason=why,
     ), truth

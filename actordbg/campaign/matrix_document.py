@@ -102,7 +102,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]
         *([Paragraph(f"The matrix is {state}.")] if state != "complete" else []),
         matrix_verdict(record, context.whose),
         *_heat_map(record),
-        _table(record, context),
+        _table(record),
         Paragraph(_LEGEND),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
         *(block for title, lines in sections.items() for block in section(title, lines)),
@@ -146,7 +146,7 @@ def _varied(record: MatrixRecord) -> list[str]:
     return [name for name in AXES if len(record.axes.get(name, ())) > 1]
 
 
-def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
+def _table(record: MatrixRecord) -> Grid:
     """Build the table: a column for each heading that any cell has a value for; "#" and figures are right-aligned."""
     cells = record.cells
     varied = _varied(record)
@@ -168,7 +168,7 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     columns["peak mem"] = lambda cell: human_bytes(cell.peak_memory_bytes)
     columns["load s"] = _load
     rows = [[text_of(cell) for text_of in columns.values()] for cell in cells]
-    return Grid(tuple(columns), rows, left, [context.logs.get(cell.index, "") for cell in cells])
+    return Grid(tuple(columns), rows, left)
 
 
 def _load(cell: MatrixCell) -> str:

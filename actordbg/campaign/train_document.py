@@ -81,7 +81,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """The verdict on a cell. completes, falls, within: the test suite's criteria, in words. largest: the largest finite relative
+    """The verdict on a cell. falls, within: the test suite's criteria, in words. largest: the largest finite relative
     difference per figure, None if there is none.
 
     word: agrees, DIVERGES, loss not falling (everything else agrees), loss too far (beyond the threshold), or the cell's status.
@@ -89,7 +89,6 @@ class CellVerdict:
 
     index: int
     word: str
-    completes: str
     falls: str = UNKNOWN
     within: str = UNKNOWN
     largest: dict[str, float | None] = field(default_factory=dict)
@@ -128,11 +127,11 @@ def is_good(record: TrainCheckRecord) -> bool:
 
 def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | None) -> CellVerdict:
     if cell.status != TRAINED:
-        return CellVerdict(cell.index, cell.status, NO)
+        return CellVerdict(cell.index, cell.status)
     ours = _losses(cell)
     falls = falling(ours, steps_of_round(len(record.dump_ids), record.batch))
     if baseline is None:
-        return CellVerdict(cell.index, "not checked", YES, falls)
+        return CellVerdict(cell.index, "not checked", falls)
     gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES}
     largest = {figure: max(filter(math.isfinite, series), default=None) for figure, series in gaps.items()}
     # the test suite's third criterion
@@ -142,7 +141,7 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     if cell.role == ASKED:
         parting = _divergence(gaps, record, cell, baseline)
         word = DIVERGES if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
-    return CellVerdict(cell.index, word, YES, falls=falls, within=within, largest=largest, parting=parting)
+    return CellVerdict(cell.index, word, falls=falls, within=within, largest=largest, parting=parting)
 
 
 def gaps_of(cell: TrainCell, baseline: TrainCell, figure: str) -> list[float]:
@@ -243,12 +242,11 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], whose: str
         "Logs": [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs],
         "Environment": _facts(record),
     }
-    links = [logs.get(cell.index, "") for cell in record.cells]
     return [
         Heading(f"training check {record.check_id}", 1),
         replace(train_verdict(record, requested), whose=whose),
         *train_charts(record),
-        Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}, links),
+        Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}),
         Paragraph(legend),
         *(block for title, items in sections.items() for block in section(title, items)),
     ]

@@ -235,8 +235,7 @@ def doctor(
 
 def _list_findings() -> None:
     """Print what is known of libraries: those that are installed here first."""
-    from actordbg.doctor.known_findings import known_findings
-    from actordbg.doctor.python_environment import installed
+    from actordbg.doctor.python_environment import installed, known_findings
     from actordbg.document.renderings import wrap
 
     here = installed()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from actordbg.base.option import Option
+from actordbg.base.owners import marked
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
 from actordbg.cli.options import Where, require_some
@@ -72,7 +73,7 @@ def replays(
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
-             passed_of(replay), _verdict(replay), replay["configuration"])
+             passed_of(replay), marked(replay["verdict"], replay["whose"]), replay["configuration"])
             for replay in shown
         ]  # fmt: skip
         if shown:
@@ -84,7 +85,3 @@ def replays(
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; pass --limit 0 to list all")
     require_some(len(rows))
-
-
-def _verdict(replay: dict[str, Any]) -> str:
-    return f"theirs: {replay['verdict']}" if replay["whose"] else str(replay["verdict"])

@@ -24,8 +24,9 @@ from actordbg.base.errors import ActordbgError
 from actordbg.base.processes import ALIVE
 from actordbg.cluster.node_host import NodeHost
 from actordbg.cluster.node_store import DeskSide, Parcel, StoreElsewhere
+from actordbg.cluster.order import GroupShape
 from actordbg.config import consent
-from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Loss, Running
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import RankView
@@ -52,42 +53,6 @@ _NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+
 _USER = re.compile(r"(?:^|[,\n] ?)(\d+)\t([\d.]+)\t")
 NODE_ID = 8
 """Characters of a node's id in a journal."""
-
-
-@dataclass(frozen=True)
-class GroupShape:
-    """The resources of a group: how many ranks on each of its nodes, and whether each needs a GPU."""
-
-    counts: tuple[int, ...]
-    gpu: bool
-
-    @classmethod
-    def of(cls, config: ReplayConfig, per_node: int | None, gpu: bool) -> GroupShape:
-        ranks = 1 if LAUNCHERS[config.backend] == "python" else config.nproc
-        each = min(per_node or ranks, ranks)
-        return cls(tuple(min(each, ranks - first) for first in range(0, ranks, each)), gpu)
-
-    @property
-    def ranks(self) -> int:
-        return sum(self.counts)
-
-    @property
-    def bundles(self) -> list[dict[str, float]]:
-        return [{"CPU": float(count)} | ({"GPU": float(count)} if self.gpu else {}) for count in self.counts]
-
-    def words(self) -> str:
-        """Describe the resources that a node needs, and how many such nodes."""
-        most = max(self.counts)
-        what = f"{most} CPU" + (f" and {most} GPU" if self.gpu else "")
-        return what if len(self.counts) == 1 else f"{len(self.counts)} nodes with {what} each"
-
-    def groups_on(self, nodes: Sequence[Mapping[str, float]]) -> int:
-        """Count how many such groups fit on the nodes, by their resources."""
-        room = [min(int(node.get(name, 0) // amount) for name, amount in self.bundles[0].items()) for node in nodes]
-        most = sum(room) // len(self.counts)
-        while most and sum(min(groups, most) for groups in room) < most * len(self.counts):
-            most -= 1
-        return most
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The options of a Ray cluster, and the runtime environment that they give. Nothing here imports Ray.
+"""The options of a Ray cluster, the runtime environment that they give, and the nodes that a group takes.
+
+Nothing here imports Ray.
 
     order = ClusterOrder(address="auto", groups=None, per_node=8, runtime_env=("NCCL_SOCKET_IFNAME=eth1",))
     runtime_env_of(order)          # {"env_vars": {...}, "py_modules": [...]}
@@ -13,13 +15,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError, reason_of
 from actordbg.cluster.node_store import StoreElsewhere
+from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug.replay_stops import POST_MORTEM
 from actordbg.formats.record_reading import strict_json
 from actordbg.trainers.trainer import TRAINER
@@ -90,3 +93,39 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("env_vars") or {}, dict):
         raise UsageError(f"--runtime-env {path} is not a runtime environment", hint=hint)
     return data
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """The resources of a group: how many ranks on each of its nodes, and whether each needs a GPU."""
+
+    counts: tuple[int, ...]
+    gpu: bool
+
+    @classmethod
+    def of(cls, config: ReplayConfig, per_node: int | None, gpu: bool) -> GroupShape:
+        ranks = 1 if LAUNCHERS[config.backend] == "python" else config.nproc
+        each = min(per_node or ranks, ranks)
+        return cls(tuple(min(each, ranks - first) for first in range(0, ranks, each)), gpu)
+
+    @property
+    def ranks(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        return [{"CPU": float(count)} | ({"GPU": float(count)} if self.gpu else {}) for count in self.counts]
+
+    def words(self) -> str:
+        """Describe the resources that a node needs, and how many such nodes."""
+        most = max(self.counts)
+        what = f"{most} CPU" + (f" and {most} GPU" if self.gpu else "")
+        return what if len(self.counts) == 1 else f"{len(self.counts)} nodes with {what} each"
+
+    def groups_on(self, nodes: Sequence[Mapping[str, float]]) -> int:
+        """Count how many such groups fit on the nodes, by their resources."""
+        room = [min(int(node.get(name, 0) // amount) for name, amount in self.bundles[0].items()) for node in nodes]
+        most = sum(room) // len(self.counts)
+        while most and sum(min(groups, most) for groups in room) < most * len(self.counts):
+            most -= 1
+        return most

@@ -29,9 +29,9 @@ from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of
 from actordbg.base.units import plural, some
-from actordbg.cluster.group_place import FENCE_S, GroupPlace, GroupShape, RayRunning
+from actordbg.cluster.group_place import FENCE_S, GroupPlace, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
-from actordbg.cluster.order import ClusterOrder, runtime_env_of
+from actordbg.cluster.order import ClusterOrder, GroupShape, runtime_env_of
 from actordbg.config.choices import facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost

@@ -31,23 +31,17 @@ _given: str | None = None
 _plugin: str | None = None
 
 
-def words_of(command: str) -> tuple[list[str], str]:
-    """Split a stored command line into its words, to be quoted again, and its remark that consent is needed, or "".
+def typed_again(command: str | None) -> str:
+    """Quote a stored command line, with its remark that consent is needed, to be read and pasted.
 
-    Returns no words for a command of another program: nobody is told to paste what somebody else wrote.
+    Returns "" for a command of another program: nobody is told to paste what somebody else wrote.
     """
-    line, mark, _ = command.partition(f"  # {NEEDED}")
+    line, mark, _ = (command or "").partition(f"  # {NEEDED}")
     try:
         words = shlex.split(line)
     except ValueError:  # a quotation that does not end
-        return [], ""
-    return (words, mark) if words[:1] == ["actordbg"] else ([], "")
-
-
-def typed_again(command: str | None) -> str:
-    """Quote a stored command line, to be read and pasted; "" if it has none of actordbg."""
-    words, mark = words_of(command or "")
-    return " ".join(map(in_shell, words)) + mark
+        return ""
+    return " ".join(map(in_shell, words)) + mark if words[:1] == ["actordbg"] else ""
 
 
 def give(model: str = _ANY) -> None:

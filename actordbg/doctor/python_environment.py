@@ -3,13 +3,15 @@ each of doctor's checks.
 
 Versions are read from the packages' metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them
 equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about old versions, and
-`known_findings` what is known about those of today.
+`known_findings` what libraries of today do that a good engineer would not guess, from
+`findings.toml`.
 Other processes have a time limit (`run`): a process that hangs is killed, with all that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -19,6 +21,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import actordbg
@@ -26,10 +29,47 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.units import release
 from actordbg.config.choices import installed_versions
-from actordbg.doctor.known_findings import known_findings
+from actordbg.config.sources import parse_toml
 from actordbg.trainers.find_adapter import HOSTS
 from actordbg.trainers.fitting import Fit, fit_of, fits
 from actordbg.trainers.trainer import TRAINER
+
+
+@dataclass(frozen=True)
+class KnownFinding:
+    """A finding, as `findings.toml` explains its fields. versions: (first, last) of each package that it was run with."""
+
+    name: str
+    guess: str
+    outcome: str
+    versions: Mapping[str, tuple[str, str]]
+    seen_as: str
+    short: str = ""
+    remedy: str = ""
+
+    @property
+    def ran_with(self) -> str:
+        """Return the packages and versions in words: "deepspeed 0.19.6 to 0.19.8"."""
+        ranges = {package: " to ".join(dict.fromkeys(ends)) for package, ends in self.versions.items()}
+        return ", ".join(f"{package} {words}" for package, words in ranges.items())
+
+    def is_in(self, installed: Mapping[str, str | None]) -> bool:
+        """Return whether each of its packages is installed in a version from the first to the last that it was run with.
+
+        A newer version says nothing: nobody ran it.
+        """
+        for package, (first, last) in self.versions.items():
+            version = installed.get(package)
+            if version is None or not release(first) <= release(version) <= release(last):
+                return False
+        return True
+
+
+@functools.cache
+def known_findings() -> tuple[KnownFinding, ...]:
+    """Return the findings in the table's order."""
+    table = parse_toml(Path(__file__).with_name("findings.toml").read_text())
+    return tuple(KnownFinding(name, **entry) for name, entry in table.items())
 
 
 @dataclass(frozen=True)

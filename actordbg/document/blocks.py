@@ -51,14 +51,12 @@ class Code:
 class Grid:
     """A table; columns whose heading is in `left` are text, all others figures.
 
-    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML. wraps: in a narrow text,
-    text columns wrap instead of being cut.
+    wraps: in a narrow text, text columns wrap instead of being cut.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Collection[str] = ()
-    links: Sequence[str] = ()
     wraps: bool = False
 
 

@@ -27,7 +27,6 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
 
 from actordbg import __version__
 from actordbg.base.errors import EnvironmentProblem
@@ -237,17 +236,11 @@ def _command(text: str) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    columns, left = list(grid.columns), set(grid.left)
     rows = [
-        [_command(text) if name in _COMMANDS else toned(text.strip()) for name, text in zip(columns, row, strict=True)]
+        [_command(text) if name in _COMMANDS else toned(text.strip()) for name, text in zip(grid.columns, row, strict=True)]
         for row in grid.rows
     ]
-    if any(grid.links):
-        columns.append("log")
-        left.add("log")
-        for row, link in zip(rows, grid.links, strict=True):
-            row.append(f'<a href="{in_html(quote(link))}">log</a>' if link else "")
-    return table(columns, rows, left)
+    return table(grid.columns, rows, grid.left)
 
 
 def table(

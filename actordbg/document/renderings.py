@@ -15,7 +15,6 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
-from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_csv, in_line, in_lines, in_markdown
 from actordbg.base.units import with_handles
@@ -190,9 +189,6 @@ def _markdown_grid(table: Grid) -> str:
     rule = [":---" if name in table.left else "---:" for name in table.columns]
     heads = [in_markdown(name.strip()) or " " for name in table.columns]
     rows = [[in_markdown(with_handles(text)) for text in row] for row in table.rows]
-    if any(table.links):
-        heads, rule = [*heads, "log"], [*rule, ":---"]
-        rows = [[*row, f"[log]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 

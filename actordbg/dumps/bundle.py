@@ -57,9 +57,10 @@ from actordbg.formats.store_files import (
     remove,
     require_own_way,
 )
-from actordbg.records.comparison_record import ComparisonRecord, stored_json
+from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.records.stored_record import stored_json
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode_plain, load_plain
 from actordbg.store.places import read_exactly

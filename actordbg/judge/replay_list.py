@@ -6,10 +6,9 @@ The verdicts come from the catalog alone, so a thousand replays take no longer t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import Any
 
-from actordbg.base.owners import whose
+from actordbg.base.owners import marked, whose
 from actordbg.base.units import passed_of, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
@@ -54,11 +53,6 @@ def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]
     return replays
 
 
-def shown_verdict(replay: Mapping[str, Any]) -> str:
-    """Return the verdict of a listed replay as tables show it."""
-    return f"theirs: {replay['verdict']}" if replay["whose"] else str(replay["verdict"])
-
-
 def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     """Build the index of this user's replays. commands: show commands to copy, not ids."""
     replays, total = listed(catalog), len(query.list_replays(catalog))
@@ -70,7 +64,7 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
     others += " `actordbg replay ls --all`"
     rows = [
-        (replay["handle"] or "", shown_verdict(replay), number(replay["max_abs"], 2), passed_of(replay),
+        (replay["handle"] or "", marked(replay["verdict"], replay["whose"]), number(replay["max_abs"], 2), passed_of(replay),
          replay["configuration"], f"actordbg report {replay['replay_id']}" if commands else replay["replay_id"])
         for replay in replays
     ]  # fmt: skip

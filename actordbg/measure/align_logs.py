@@ -119,7 +119,7 @@ class LogComparison:
 
     reasons: why.
     first, mean, last: relative differences under the rule. common: number of common steps; exceeding: how many differ
-    by the threshold or more; `worst`: the largest of those, largest first. trend_method: how trends were decided.
+    by the threshold or more; `worst`: the largest of those, largest first.
     """
 
     a: LogSide
@@ -134,13 +134,10 @@ class LogComparison:
     mean: float | None = None
     last: float | None = None
     common: int = 0
-    only_a: int = 0
-    only_b: int = 0
     exceeding: int = 0
     median_relative: float | None = None
     max_relative: float | None = None
     worst: tuple[Step, ...] = ()
-    trend_method: str = METHOD
 
     @property
     def good(self) -> bool:
@@ -266,8 +263,7 @@ def compare_logs(
         *sides, name, rule, threshold, verdict,
         reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, len(both), called, unequal)),
         first=three[0], mean=three[1], last=three[2],
-        common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
-        exceeding=len(over),
+        common=len(both), exceeding=len(over),
         median_relative=median(finite) if finite else None,
         max_relative=max(finite, default=None),
         worst=tuple(worst),

@@ -27,6 +27,7 @@ from actordbg.measure.align_logs import (
     DIFFERENT,
     EVERY_STEP,
     FLAT,
+    METHOD,
     NOTHING,
     LogComparison,
     LogSide,
@@ -127,7 +128,7 @@ def _worst_steps(answer: LogComparison) -> list[Block]:
     """Report how many steps differ by the threshold or more, and the worst of them."""
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
-    blocks: list[Block] = [Paragraph(f"{reach} ({spread}). Trend: {answer.trend_method}.")]
+    blocks: list[Block] = [Paragraph(f"{reach} ({spread}). Trend: {METHOD}.")]
     if answer.worst:
         rows = []
         for step in answer.worst:

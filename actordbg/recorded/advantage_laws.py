@@ -29,7 +29,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import TRAINER, number
-from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall
+from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Calls, Numbers, RecordedCall
 from actordbg.recorded.step_laws import has_rollout, learns, steps
 
 OFF = 1e-3
@@ -105,7 +105,7 @@ class EstimatedStep:
         answer.violated(call, f"{self.words}: {words}", at, size)
 
 
-def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[EstimatedStep]:
+def estimated(calls: Calls, answer: Answer) -> Iterator[EstimatedStep]:
     """Yield the steps whose estimator is known, with at least one finite advantage."""
     for words, losses in steps(calls):
         first = losses[0]
@@ -127,7 +127,7 @@ def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[Estimat
             yield step
 
 
-def _estimated_step(words: str, losses: Sequence[RecordedCall], estimates: Numbers, of: Estimator) -> EstimatedStep:
+def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator) -> EstimatedStep:
     """Build a step under an estimator. estimates: of all rows, see `RecordedCall`."""
     first, counts = losses[0], estimates[:, COUNT]
     mixed = bool(first.fact("kl.init_coef")) and not first.fact("kl.use_loss")
@@ -156,7 +156,7 @@ def _estimated_step(words: str, losses: Sequence[RecordedCall], estimates: Numbe
     )
 
 
-def _as_most_rows(words: str, losses: Sequence[RecordedCall], estimates: Numbers) -> EstimatedStep | None:
+def _as_most_rows(words: str, losses: Calls, estimates: Numbers) -> EstimatedStep | None:
     """Return an imported step under the estimator that nearly all rows agree with; None without one, or without rewards.
 
     A file does not name it. Rows that disagree are few then, so that they are the exception and not the rule.
@@ -184,7 +184,7 @@ def _share(values: Numbers, wanted: Numbers) -> float:
     return float((np.abs(values - wanted) <= _tolerance(wanted)).mean())
 
 
-def advantage_of_row(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def advantage_of_row(calls: Calls, answer: Answer) -> None:
     """Look for rows whose advantages differ from token to token."""
     for step in estimated(calls, answer):
         if step.of.by_token:
@@ -199,7 +199,7 @@ def advantage_of_row(calls: Sequence[RecordedCall], answer: Answer) -> None:
             step.broken(answer, row, said, float(high[row] - low[row]))
 
 
-def bound(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def bound(calls: Calls, answer: Answer) -> None:
     """Look for advantages beyond what rewards over their own standard deviation can give."""
     for step in estimated(calls, answer):
         size = {"group": step.samples, "batch": step.rollout}.get(step.of.scale, 0)
@@ -219,7 +219,7 @@ def bound(calls: Sequence[RecordedCall], answer: Answer) -> None:
             step.broken(answer, row, said + (f", in {len(bad)} rows" if len(bad) > 1 else ""), float(largest[row]))
 
 
-def group_mean(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def group_mean(calls: Calls, answer: Answer) -> None:
     """Look for groups whose values do not have mean 0."""
     for step in estimated(calls, answer):
         if step.of.baseline not in ("group", "others") or not step.has_values or step.imported:
@@ -240,7 +240,7 @@ def group_mean(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.lacks = "whole groups of a prompt"
 
 
-def from_rewards(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def from_rewards(calls: Calls, answer: Answer) -> None:
     """Recompute the values of rows from their rewards."""
     for step in estimated(calls, answer):
         rewards = _rewards(step)
@@ -305,7 +305,7 @@ def _std_of_others(rewards: Numbers) -> Numbers:
     return np.stack(others, 1)
 
 
-def whitening(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def whitening(calls: Calls, answer: Answer) -> None:
     """Look for rollouts whose whitened advantages do not have mean 0 and standard deviation 1."""
     for step in estimated(calls, answer):
         if not step.of.whitened or not step.whole:
@@ -322,7 +322,7 @@ def whitening(calls: Sequence[RecordedCall], answer: Answer) -> None:
             step.broken(answer, 0, said, mean if abs(mean) > OFF else std)
 
 
-def from_returns(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def from_returns(calls: Calls, answer: Answer) -> None:
     """Hold advantages to the returns, less the values, that they were made of: a line for all tokens of a step."""
     for step in estimated(calls, answer):
         count, a, aa, r, ar, rr = step.estimates[:, COUNT:].T
@@ -351,7 +351,7 @@ def _tolerance(*values: Numbers) -> float:
     return OFF * max([1.0, *(float(np.abs(each).max(initial=0.0)) for each in values)])
 
 
-def advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def advantages(calls: Calls, answer: Answer) -> None:
     flat_groups, groups = 0, 0
     weightless: list[Numbers] = []
     for words, losses in steps(calls):

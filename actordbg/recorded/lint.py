@@ -26,7 +26,7 @@ from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Ver
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.formats.dump_record import LOSS, now_timestamp
-from actordbg.recorded.recorded_calls import Answer, RecordedCall
+from actordbg.recorded.recorded_calls import Answer, Calls, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
 from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
@@ -134,7 +134,7 @@ class Linting:
             add(self.findings[answer.rule.name], answer)
 
     @np.errstate(all="ignore")  # of log-probs that are not finite, which a law names
-    def judge_steps(self, calls: Sequence[RecordedCall]) -> None:
+    def judge_steps(self, calls: Calls) -> None:
         """Check the laws over many calls on those of whole steps."""
         for law, total in zip(LAWS, self.findings.outcomes, strict=True):
             if law.over_calls:

@@ -13,7 +13,7 @@ from actordbg.base.units import release
 from actordbg.document.blocks import EITHER, TRAINER, number
 from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, Terms, aggregation
 from actordbg.recorded.mask_laws import NEVER
-from actordbg.recorded.recorded_calls import HEAD, Answer, Numbers, RecordedCall
+from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall
 from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, steps
 
 LOSS_OFF = {True: 1e-4, False: 0.01}
@@ -50,7 +50,7 @@ class SummedStep:
         return f"{self.words}: its losses add up to {number(self.given.sum())}, their {self.means} is {number(self.wanted.sum())}"
 
 
-def summed(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[SummedStep]:
+def summed(calls: Calls, answer: Answer) -> Iterator[SummedStep]:
     """Yield the whole steps of losses with a known formula."""
     for words, losses in steps(calls):
         first = losses[0]
@@ -106,14 +106,14 @@ def _formula(given: Numbers, wanted: Numbers, others: Mapping[str, Numbers], lim
     return ""
 
 
-def formula(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def formula(calls: Calls, answer: Answer) -> None:
     """Look for steps whose losses are those of another formula than the recorded settings say."""
     for step in summed(calls, answer):
         if step.formula:
             answer.violated(step.first, f"{step.sums}; they are those of {step.formula}", size=step.off / step.size)
 
 
-def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def normalization(calls: Calls, answer: Answer) -> None:
     for step in summed(calls, answer):
         if not step.formula:
             given, wanted = step.given, step.wanted
@@ -122,7 +122,7 @@ def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(step.first, step.sums + times, size=step.off / step.size)
 
 
-def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def accumulation(calls: Calls, answer: Answer) -> None:
     for words, losses in steps(calls):
         first, by_rank = losses[0], Counter(call.record.rank for call in losses)
         since = release(first.record.versions.get("deepspeed", ""))[:2] >= ACCUMULATES_LAST
@@ -135,7 +135,7 @@ def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(first, said)
 
 
-def agreement(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def agreement(calls: Calls, answer: Answer) -> None:
     """Look for log-probs of the rollout, or old ones, that do not follow those of the loss, or do so but at the first action."""
     answer.lacks = f"{MANY} actions of a step with log-probs of both sides"
     for words, losses in steps(calls):

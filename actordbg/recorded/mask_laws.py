@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of
 
 UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
 """Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
@@ -149,7 +149,7 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         answer.looked_at += call.rows
 
 
-def first_action(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def first_action(calls: Calls, answer: Answer) -> None:
     """Look for samples of a prompt that differ before their first action: a sampled token that the mask leaves out.
 
     Without the log-probs of the engine nothing else shows it, if all values were computed from that mask.
@@ -178,7 +178,7 @@ def first_action(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(call, f"{words}: their samples differ before it", row)
 
 
-def _end_token(calls: Sequence[RecordedCall]) -> int | None:
+def _end_token(calls: Calls) -> int | None:
     """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
     recorded = {call.fact("eos_token_id") for call in calls if call.is_loss} - {None}  # a critic's trainer has none
     if len(recorded) == 1 and type(only := recorded.pop()) is int:
@@ -188,7 +188,7 @@ def _end_token(calls: Sequence[RecordedCall]) -> int | None:
     return usual if count > USUAL_END * ends.total() else None
 
 
-def ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def ends(calls: Calls, answer: Answer) -> None:
     if (end := _end_token(calls)) is None:
         return
     for call in calls:
@@ -196,7 +196,7 @@ def ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.rows(call, (call.ends == end).all(1), f"the response ends with its end token {end} twice")
 
 
-def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def truncation(calls: Calls, answer: Answer) -> None:
     said = [call for call in calls if call.ends is not None and call.array("truncated") is not None]
     # An environment may end a turn without an end token, and so may a stop string that a file does not name.
     said = [call for call in said if call.fact("multi_turn") is not True and not call.imported]
@@ -218,7 +218,7 @@ def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.violated(said[0], f"{wrong} of {cut} rows that are reported as truncated have their end token {end}")
 
 
-def cut_off(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def cut_off(calls: Calls, answer: Answer) -> None:
     """Look for rows that were cut off and are not masked although the trainer is set so, or are rewarded as if they had ended."""
     by_run: dict[str, list[RecordedCall]] = defaultdict(list)
     answer.lacks = f"{FEW} rows that were cut off, beside as many that ended, with the rewards of a verifier"

@@ -6,7 +6,7 @@ over many calls need: keys and a few numbers of each row. `RecordedLaw` is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -368,6 +368,10 @@ class RecordedCall:
         """The recorded attributes of a loss: clips, correction, token or sequence mean."""
         own = f"{CONTEXT}loss."
         return {name.removeprefix(own): value for name, value in self.record.arguments.items() if name.startswith(own)}
+
+
+Calls: TypeAlias = Sequence[RecordedCall]
+"""Calls of a step, or of a run: what a law looks at."""
 
 
 @dataclass

@@ -9,7 +9,6 @@ and a row. `docs/reference/recorded-fields.md` says for each recorded field whic
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -151,7 +150,7 @@ def _limited(weights: Numbers, low: float, high: float, *, clips: bool) -> Numbe
     return np.where((weights < low) | (weights > high), 0.0, weights)
 
 
-def _ranks(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def _ranks(calls: Calls, answer: Answer) -> None:
     by_root: dict[Path, list[DumpRecord]] = {}
     for call in calls:
         if call.root is not None:
@@ -173,7 +172,7 @@ def _response_length(call: RecordedCall, answer: Answer) -> None:
     answer.rows(call, bad, f"response_length is not the number of actions{by_span}", said - counts)
 
 
-def _temperature(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def _temperature(calls: Calls, answer: Answer) -> None:
     seen: dict[tuple[str, bytes], float] = {}
     for call in calls:
         ours, asked = call.record.temperature, call.fact("rollout.temperature")

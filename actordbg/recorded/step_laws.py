@@ -6,7 +6,7 @@ The laws get all calls, trimmed (`RecordedCall.trim`). `recorded_laws.LAWS` has 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -17,6 +17,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.recorded.recorded_calls import (
     Answer,
+    Calls,
     Numbers,
     RecordedCall,
     shifted,
@@ -49,12 +50,12 @@ def steps(calls: Iterable[RecordedCall]) -> Iterator[tuple[str, list[RecordedCal
         yield f"step {step}{whose}", losses
 
 
-def learns(losses: Sequence[RecordedCall]) -> bool:
+def learns(losses: Calls) -> bool:
     """Check whether any row of a step has an action, or has none because masks were not recorded."""
     return any(call.counts is None or call.counts.any() for call in losses)
 
 
-def actions(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def actions(calls: Calls, answer: Answer) -> None:
     """Look for steps without an action."""
     for words, losses in steps(calls):
         answer.looked_at += 1
@@ -67,7 +68,7 @@ def actions(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(losses[0], said)
 
 
-def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def update(calls: Calls, answer: Answer) -> None:
     """Look for steps whose ratio is exactly 1, although updates came since their old log-probs were computed."""
     scored: dict[tuple[str, bytes], list[int]] = defaultdict(list)
     for run, step, key in _scored(calls):
@@ -96,7 +97,7 @@ def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(first, said)
 
 
-def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def reference(calls: Calls, answer: Answer) -> None:
     """Hold the reference to the policy before its first update, by the log-probs that a loss or a reference's forward has."""
     forwards = {
         (call.record.run, key): head
@@ -152,7 +153,7 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(first, f"{words}: the policy was updated, but in {len(of)} steps its reference is exactly the policy")
 
 
-def _updates(losses: Sequence[RecordedCall]) -> bool:
+def _updates(losses: Calls) -> bool:
     """Check whether a step moves weights: it has a learning rate that does, and advantages that are not 0."""
     learned = any(call.weightless is None or not call.weightless.all() for call in losses)
     return learned and (rate := losses[0].array("lr")) is not None and float(rate.max()) > MOVES[losses[0].fp32]
@@ -170,7 +171,7 @@ def _of_others(known: Mapping[str, Numbers], answer: Answer) -> Iterator[tuple[s
             yield name, known[name], own
 
 
-def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def of_other_rows(calls: Calls, answer: Answer) -> None:
     for words, losses in steps(calls):
         losses = [call for call in losses if "log_probs" in call.heads]
         rows = [(call, row) for call in losses for row in range(call.rows)]
@@ -227,7 +228,7 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
-def groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def groups(calls: Calls, answer: Answer) -> None:
     """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
     for words, losses in steps(calls):
         size = losses[0].fact("n_samples_per_prompt") or 0
@@ -246,7 +247,7 @@ def groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(call, said, call.prompts.index(odd[0]))
 
 
-def has_rollout(losses: Sequence[RecordedCall]) -> bool:
+def has_rollout(losses: Calls) -> bool:
     """Check whether a step has all rows of a rollout, once each."""
     samples, prompts = (losses[0].fact(name) or 0 for name in ("n_samples_per_prompt", "rollout.batch_size"))
     return 0 < samples * prompts == sum(call.rows for call in losses) and is_whole(losses)
@@ -259,7 +260,7 @@ def _scored(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, byt
     return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
 
 
-def ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def ratio(calls: Calls, answer: Answer) -> None:
     scored = _scored(calls)
     for words, losses in steps(calls):
         moved, tokens = 0.0, 0
@@ -279,7 +280,7 @@ def ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 answer.violated(losses[0], said, size=mean)
 
 
-def equal_calls(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def equal_calls(calls: Calls, answer: Answer) -> None:
     """Look for steps in which a rank made fewer or more calls with gradients than the others, where no call of it is missing."""
     models: dict[Hashable, list[RecordedCall]] = defaultdict(list)
     for call in calls:
@@ -306,7 +307,7 @@ def equal_calls(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 answer.violated(call, said)
 
 
-def _calls_by_step(calls: Sequence[RecordedCall]) -> dict[int, int]:
+def _calls_by_step(calls: Calls) -> dict[int, int]:
     """Count a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
     numbers, at = [call.record.call_index for call in calls], [call.record.step or 0 for call in calls]
     if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
@@ -316,7 +317,7 @@ def _calls_by_step(calls: Sequence[RecordedCall]) -> dict[int, int]:
     return {step: learning[step] for step in range(at[0] + (numbers[0] > 0), at[-1] + ended)}
 
 
-def is_whole(losses: Sequence[RecordedCall]) -> bool:
+def is_whole(losses: Calls) -> bool:
     """Check whether a step has the losses of all ranks and micro-batches."""
     by_rank: dict[int | None, list[RecordedCall]] = defaultdict(list)
     for call in losses:
@@ -332,7 +333,7 @@ def is_whole(losses: Sequence[RecordedCall]) -> bool:
     return True
 
 
-def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
+def duplicates(calls: Calls, answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
     scored = _scored(calls)
     surprisals = {
@@ -364,7 +365,7 @@ def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     _over_ranks(calls, answer, {key for key, value in surprisals.items() if value > IMPROBABLE})
 
 
-def _over_ranks(calls: Sequence[RecordedCall], answer: Answer, unlikely: set[bytes]) -> None:
+def _over_ranks(calls: Calls, answer: Answer, unlikely: set[bytes]) -> None:
     """Look for rows that two ranks have in files, which do not say how ranks divide rows: replicas of tensor and of context
     parallelism have all in common, others none. A rank whose rows are all another's may be a replica, of a file that was cut.
     """

@@ -4,7 +4,7 @@
     store/trainchecks/<id>/check.json      one TrainCheckRecord; a cell's folder beside it is a replay's
                                            (`actordbg.records.replay_record`), with `training.json`
 
-Both are replaced as cells finish (`actordbg.records.comparison_record.StoredRecord`). Verdicts of a training check are not
+Both are replaced as cells finish (`actordbg.records.stored_record`). Verdicts of a training check are not
 stored: they follow from the figures (`actordbg.campaign.train_document`).
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actordbg.records.comparison_record import GOOD, NOT_COMPARED, Real, StoredRecord
+from actordbg.records.comparison_record import GOOD, NOT_COMPARED
+from actordbg.records.stored_record import Real, StoredRecord
 
 PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"
 """Statuses of a cell."""

@@ -39,8 +39,8 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.records.comparison_record import StoredRecord, stored_json
 from actordbg.records.finding import BROKEN, NOT_CHECKED
+from actordbg.records.stored_record import StoredRecord, stored_json
 
 SPEC_VERSION = 1
 
@@ -274,10 +274,9 @@ def answers_of(extra: Mapping[str, Any]) -> list[LawAnswer]:
     return [LawAnswer.from_dict(each) for each in listed if isinstance(each, Mapping) and {"law", "verdict"} <= each.keys()]
 
 
-def violations(answers: Iterable[LawAnswer], accepted: str | None = None) -> list[LawAnswer]:
-    """Return the answers that forbid a green verdict. `accepted`: a verdict to accept: `nondeterministic`."""
-    bad = {BROKEN, NONDETERMINISTIC} - {accepted}
-    return [answer for answer in answers if answer.verdict in bad or answer.raised]
+def violations(answers: Iterable[LawAnswer]) -> list[LawAnswer]:
+    """Return the answers that forbid a green verdict."""
+    return [answer for answer in answers if answer.verdict in (BROKEN, NONDETERMINISTIC) or answer.raised]
 
 
 def in_words(answer: LawAnswer) -> str:

@@ -31,7 +31,7 @@ from actordbg.base.errors import CorruptDump
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
 from actordbg.formats.nested_values import ROWS_LEAK
-from actordbg.records.comparison_record import StoredRecord
+from actordbg.records.stored_record import StoredRecord
 
 DIFFERENCE, GRADIENT, RERUN, ERROR, CRASH, HANG = KINDS = ("difference", "gradient", "rerun", "error", "crash", "hang")
 SEVERAL = (CRASH, HANG)

@@ -14,10 +14,11 @@ from typing import ClassVar
 from actordbg.compare.comparing import tokens_outside
 from actordbg.judge.check import CheckedReplay
 from actordbg.locate.rules import OPERATION, PLACES
-from actordbg.records.comparison_record import MISMATCH, StoredRecord
+from actordbg.records.comparison_record import MISMATCH
 from actordbg.records.finding import Finding, Rule, any_layer
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
+from actordbg.records.stored_record import StoredRecord
 from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized, without_paths
 from actordbg.reduce.trials import DIED, HUNG as TRIAL_HUNG, RAISED, RETURNED, Ending
 

@@ -25,8 +25,9 @@ from actordbg.actor.family_models import config_of_model
 from actordbg.actor.hub_model import folder_of, read_json, versions_of
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.comparison_record import ComparisonRecord, StoredRecord
+from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.records.stored_record import StoredRecord
 from actordbg.reduce.case import MODEL, FaultCase, clean_config
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.shrink import Shrinker, neighbours

@@ -16,7 +16,7 @@ import numpy as np
 from actordbg.document.blocks import Block, Chart, Grid, Heading, Items, number
 from actordbg.document.specifications import ACCENT, PART, hints, layer, layered, quantity, small, whole
 from actordbg.judge.token_charts import Texts, TokenPair, tokens_chart
-from actordbg.recorded.recorded_calls import Numbers, RecordedCall
+from actordbg.recorded.recorded_calls import Calls, Numbers
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_verdict import applied_by, causes_of, verdict_of
@@ -61,7 +61,7 @@ def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
         yield *map(str, counts), *(number(value) for value in shown)
 
 
-def step_page(figures: StepFigures, others: Sequence[RecordedCall] = (), texts: Texts | None = None) -> list[Block]:
+def step_page(figures: StepFigures, others: Calls = (), texts: Texts | None = None) -> list[Block]:
     """Build the page: what the terminal shows, and the pictures. others: losses of other steps of the run."""
     blocks = step_blocks(figures)
     pairs = [pair for each in figures.step.micro_batches if (pair := pair_of(each)) is not None]
@@ -104,7 +104,7 @@ def by_position(pairs: Sequence[TokenPair], noise: float) -> Chart | None:
     return _mismatch("Mismatch by position", "position in the response, actions", points, noise)
 
 
-def by_step(losses: Sequence[RecordedCall], noise: float) -> Chart | None:
+def by_step(losses: Calls, noise: float) -> Chart | None:
     """Draw the mean |rollout - trainer| over the steps of a run, with the noise band; None for a single step."""
     known = [(loss.record.step, loss.apart) for loss in losses if loss.record.step is not None and loss.apart is not None]
     steps = [np.full(len(far), step) for step, far in known]

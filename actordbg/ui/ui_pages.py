@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
-from actordbg.base.owners import is_own, name_of
+from actordbg.base.owners import is_own, marked, name_of
 from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
@@ -28,7 +28,7 @@ from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts, document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
-from actordbg.judge.replay_list import listed, shown_verdict
+from actordbg.judge.replay_list import listed
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.finding import BROKEN
@@ -175,7 +175,7 @@ def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row
         rows.append(
             Row(
                 {
-                    "verdict": shown_verdict(replay),
+                    "verdict": marked(replay["verdict"], replay["whose"]),
                     "replay": link_to("replays", name, replay["handle"]),
                     "by": link_to("checks", name, "check") if name in checks else words[0],
                     "passed": passed_of(replay),
@@ -221,7 +221,7 @@ def matrices_page(store: Store, asked: Asked = NOTHING) -> str:
             rows.append(
                 Row(
                     {
-                        "verdict": f"theirs: {word}" if whose else word,
+                        "verdict": marked(word, whose),
                         "matrix": link_to("matrices", name),
                         "status": record.status,
                         "dumps": str(len(record.dump_ids)),
@@ -247,9 +247,8 @@ def comparisons_page(store: Store, asked: Asked = NOTHING) -> str:
 def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
     rows = []
     for each in query.comparisons(store)[:most]:
-        word = f"theirs: {each.verdict}" if rests_on_others(store, each) else each.verdict
         cells: dict[str, str | Link] = {
-            "verdict": word,
+            "verdict": marked(each.verdict, rests_on_others(store, each)),
             "comparison": link_to("comparisons", each.comparison_id),
             "A": link_to("replays", each.replay_id),
             "B": f"{each.against_kind} {each.against}",
@@ -263,10 +262,7 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
 
 def comparison_report(store: Store, comparison_id: str) -> str:
     """Render the page that `actordbg compare` writes."""
-    ids = [row.comparison_id for row in query.comparisons(store)]
-    record = ComparisonRecord.from_file(
-        store.comparisons / f"{resolve(comparison_id, ids, 'comparison', made_by='compare')}.json"
-    )
+    record = ComparisonRecord.named(store.comparisons, comparison_id, made_by="compare")
     charts = comparison_charts(store, record, floor=floor_of(store, record))
     return _page(comparison_page(record, 50, charts, rests_on_others(store, record)))
 

@@ -4,7 +4,6 @@ import io
 import sys
 
 import pytest
-from comparecases import given
 
 from actordbg.cli import output
 from actordbg.cli.app import app
@@ -12,10 +11,6 @@ from actordbg.document.blocks import Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.records.finding import Finding, Rule
-
-FOLDER = "/a/path/" + "that-is-longer-than-a-line/" * 4
-CONFIGURATION = "a model with a long name, bf16 sdpa, packed, deepspeed ZeRO 3, 8 processes, on NVIDIA H100 80GB HBM3"
-INPUTS = [given(0), given(1)]
 
 
 class Screen(io.StringIO):

@@ -22,10 +22,10 @@ from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem
 from actordbg.campaign.runner import CellRunners
 from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import group_place, node_host, node_store
-from actordbg.cluster.group_place import GroupPlace, GroupShape, RayRunning, starved_by
+from actordbg.cluster.group_place import GroupPlace, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
-from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
+from actordbg.cluster.order import ClusterOrder, GroupShape, checkouts, runtime_env_of
 from actordbg.cluster.ray_engine import OwnOutput, RayEngine, require_answer
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig

@@ -25,8 +25,7 @@ from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup, python_environment as environment
-from actordbg.doctor.known_findings import known_findings
-from actordbg.doctor.python_environment import bad, ok, warn
+from actordbg.doctor.python_environment import bad, known_findings, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 from actordbg.trainers.molt_adapter import Molt

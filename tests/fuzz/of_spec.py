@@ -20,11 +20,11 @@ from actordbg.records.comparison_record import (
     NoiseVariant,
     ParameterFigures,
     SideInfo,
-    StoredRecord,
     WorstToken,
 )
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.stored_record import StoredRecord
 
 PARSERS = (ReplaySpec.from_json, StoredRecord.from_json, ReplayConfig.from_dict)
 KINDS: dict[bytes, Any] = {b"R": ReplaySpec, b"C": ComparisonRecord, b"N": NoiseRecord, b"M": MatrixRecord}

@@ -23,7 +23,7 @@ ALLOWED = {
     "measure/run_logs.py": "the same",
     "catalog/migrate.py": "a script of this package",
     "doctor/checkup.py": "/proc, and a module of this package",
-    "doctor/known_findings.py": "a table of this package",
+    "doctor/python_environment.py": "a table of this package",
     "dumps/child_pool.py": "an old pickle that the user names",
     "dumps/containers.py": "files of a run that the user names, behind links too",
     "dumps/rows_import.py": "the same files",

@@ -349,7 +349,7 @@ def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypa
     assert problem.exit_code == code if problem else done.exit_code == code
     assert said in f"{done.stdout}{problem}" and (said or done.stdout == "")
     if "(deepspeed)" in said:
-        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"], "under its own configuration"
+        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["sentence"], "under its own configuration"
 
 
 @pytest.mark.slow

@@ -23,18 +23,6 @@ MODULE = "openrlhf.models.ring_attn_utils"
 """
 """Packing whose position ids do not begin again at the border of a row: nothing tells the rows apart any more."""
 
-PADDING_ATTENDED = """
-import torch
-
-def change(module):
-    right = module.Actor.forward
-    def forward(self, sequences, action_mask=None, attention_mask=None, **kwargs):
-        return right(self, sequences, action_mask, torch.ones_like(attention_mask), **kwargs)
-    module.Actor.forward = forward
-
-MODULE = "openrlhf.models.actor"
-"""
-"""A padded forward that attends to its padding."""
 
 WRONG_GRADIENTS = """
 def change(module):

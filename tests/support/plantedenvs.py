@@ -57,27 +57,6 @@ def fault(values):
 """
 )
 """An operator that dies on more than four tokens."""
-OUT_OF_MEMORY = (
-    _IN_THE_MLP
-    + """
-def fault(values):
-    import torch
-    return values + torch.empty(2 ** min(62, 28 + values.shape[1]), dtype=torch.uint8)[0] * 0 if values.shape[1] > 22 else values
-"""
-)
-"""A workspace that grows with the length: 2^51 bytes from 23 tokens on."""
-NOT_COMPILED = """
-MODULE = "torch._functorch.aot_autograd"
-
-def plant(module):
-    right = module.aot_module_simplified
-    def lowered(graph, *given, **named):
-        if any("silu" in str(node.target) for node in graph.graph.nodes):
-            raise NotImplementedError("no lowering of silu for 1 of 7 nodes")
-        return right(graph, *given, **named)
-    module.aot_module_simplified = lowered
-"""
-"""A compiler that cannot lower an operation."""
 HANG = (
     _IN_THE_MLP
     + """
