@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from amounts import first_or_all
 from casefiles import cases_of
 from oldpickles import decode
 
