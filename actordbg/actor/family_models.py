@@ -22,7 +22,9 @@ from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.sources import parse_toml
 
 _TABLE = parse_toml(Path(__file__).with_name("families.toml").read_text())
-SMALL: dict[str, Any] = _TABLE["small"]
+Config = dict[str, Any]
+"""What a config.json has."""
+SMALL: Config = _TABLE["small"]
 VOCABULARY: int = SMALL["vocab_size"]
 
 
@@ -35,11 +37,11 @@ class Family:
 
     model_type: str
     known_as: str
-    adds: dict[str, Any] = field(default_factory=dict)
+    adds: Config = field(default_factory=dict)
     without: tuple[str, ...] = ()
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Config:
         """The small configuration."""
         small = {name: value for name, value in SMALL.items() if name not in self.without}
         return {"model_type": self.model_type, **small, **self.adds}
@@ -57,7 +59,7 @@ FAMILIES = {
 """By the name on the command line, in the order of the page."""
 
 
-def config_of_model(folder: Path) -> dict[str, Any]:
+def config_of_model(folder: Path) -> Config:
     """Shrink the configuration of a model's folder to the sizes of its family. UsageError without a config.json."""
     path = folder / "config.json"
     kind = (own := read_json(path)).get("model_type")
@@ -70,7 +72,7 @@ def config_of_model(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in _fewer_layers(own, small).items() if name not in _OF_WEIGHTS} | small
 
 
-def _fewer_layers(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+def _fewer_layers(own: Config, small: Config) -> Config:
     """Cut what a configuration says of each layer (lists as `layer_types`, tables by number) to as many layers as `small` has.
 
     The layers that are kept are, where they fit, one of each kind, in their order.
@@ -83,7 +85,7 @@ def _fewer_layers(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
     kinds = [str([value[layer] for value in lists.values()]) for layer in range(layers)]
     first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     kept = sorted(list(dict.fromkeys([*first_of_kind, *range(layers)]))[:fewer])
-    cut: dict[str, Any] = {name: [value[layer] for layer in kept] for name, value in lists.items()}
+    cut: Config = {name: [value[layer] for layer in kept] for name, value in lists.items()}
     for name, table in tables.items():
         cut[name] = {str(new): table[str(layer)] for new, layer in enumerate(kept) if str(layer) in table}
     return own | cut
@@ -93,7 +95,7 @@ _ALWAYS = ("model_type", "initializer_range", "vocab_size")
 _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
 
 
-def _build(folder: Path, config: dict[str, Any]) -> None:
+def _build(folder: Path, config: Config) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -41,6 +41,8 @@ from actordbg.formats.nested_values import CONTEXT
 _AFTER = ("backward_loss", "grad_norm")
 """Results that are known after the loss, at the end of the training step or of the optimizer step."""
 _DTYPES: dict[type, Any] = {bool: np.int64, int: np.int64, float: np.float64, tuple: np.int64}
+Referent = Callable[[], Any]
+"""A weak reference: returns its object, or None."""
 
 
 class _Here(threading.local):
@@ -53,7 +55,7 @@ class _Here(threading.local):
     forward: LastForward | None = None
     step: tuple[Any, Any, Any, Any] | None = None
     waiting: Waiting | None = None
-    engine: Callable[[], Any] | None = None
+    engine: Referent | None = None
 
     def __init__(self) -> None:
         self.numbers: dict[Any, tuple[Any, Tensor]] = {}
@@ -93,9 +95,9 @@ class LastForward:
     `attention_mask`, by name.
     """
 
-    output: Callable[[], Any] | None
-    actor: Callable[[], Any]
-    inputs: Mapping[str, Callable[[], Any]]
+    output: Referent | None
+    actor: Referent
+    inputs: Mapping[str, Referent]
     item: Item | None
 
     def returned(self, log_probs: Any) -> bool:
@@ -300,11 +302,11 @@ class Waiting:
     recorder: Any
     item: Item
     results: dict[str, Any]
-    engine: Callable[[], Any]
+    engine: Referent
     step: Any
 
 
-def _step_of(engine: Callable[[], Any]) -> Any:
+def _step_of(engine: Referent) -> Any:
     return getattr(engine(), "global_steps", None)
 
 

@@ -41,6 +41,8 @@ MEDIAN_OF, MEDIAN_FROM = 64, 5
 ERROR = PLACE["dropped.error"]
 
 _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to allocate")
+Facts = dict[str, Any]
+"""Plain values by name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class TriggerResult:
     """The trigger that keeps a call, and the facts that made it fire."""
 
     trigger: str
-    facts: dict[str, Any]
+    facts: Facts
 
 
 def trigger_of(item: Item, tensors: Mapping[str, Tensor], action_mask: Tensor | None) -> TriggerResult | None:
@@ -92,20 +94,20 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, Tensor], action_mask: Tensor
     return TriggerResult(LOGPROBS, facts)
 
 
-def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
+def error_facts(error: BaseException, device: torch.device | None) -> Facts:
     """Return the facts of an exception: class, message without secrets, and for out-of-memory the allocated bytes."""
     cpu_oom = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)  # by the CPU's allocator
     out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or cpu_oom
-    facts: dict[str, Any] = {"error": scrub(type(error).__name__), "message": describe(error), "out_of_memory": out}
+    facts: Facts = {"error": scrub(type(error).__name__), "message": describe(error), "out_of_memory": out}
     return facts | memory_facts(device) if out else facts
 
 
-def memory_facts(device: torch.device | None) -> dict[str, Any]:
+def memory_facts(device: torch.device | None) -> Facts:
     """Return the bytes in use by the device's allocator (if any) and by the process. Reads counters, never synchronizes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    facts: dict[str, Any] = {"resident_bytes": resident, "peak_resident_bytes": peak}
+    facts: Facts = {"resident_bytes": resident, "peak_resident_bytes": peak}
     if device is None or device.type != "cuda":
         return facts | {"allocated_bytes": resident, "reserved_bytes": resident}
     return facts | {
@@ -169,7 +171,7 @@ class Kind:
     where a ring holds `text`; (0, 0): the call's own extent has to hold it.
     """
 
-    fields: dict[str, Any]
+    fields: Facts
     tensors: tuple[tuple[str, str], ...]
     text: bytes
     leading: int = -1
@@ -280,7 +282,7 @@ class Item:
     outputs: Snapshot | None = None
     weights: StepWeights | None = None
     timer: Callable[[], Callable[[], float]] | None = None
-    error: dict[str, Any] | None = None
+    error: Facts | None = None
     seconds: Callable[[], float] | None = None
     began = until = 0
     ended: bool = False
@@ -336,7 +338,7 @@ class Item:
         file = self.ring.path is not None and self.ring.path.exists() and self.ledger.book >= 0
         if not (file and (self.held or self.ring.hold(self.entry))):
             return self.dropped("exit", "the process ended before the queue was written")
-        known: dict[str, Any] = {"triggered": fired.trigger} if fired else {}
+        known: Facts = {"triggered": fired.trigger} if fired else {}
         if self.rng_after is not None:
             known["rng"] = digests(self.rng_after)
         self.ring.set_end(self.entry, {**(fired.facts if fired else self.error or {}), "record": known})
@@ -363,9 +365,9 @@ class Item:
             self.ledger.counts[ERROR] += 1
             self.standing, self.reason = DROPPED, "error"
 
-    def known(self, fired: TriggerResult | None) -> dict[str, Any]:
+    def known(self, fired: TriggerResult | None) -> Facts:
         """Return the record fields that are known only after the call."""
-        known: dict[str, Any] = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
+        known: Facts = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
         return known if fired is None else known | {
             "pinned": True, "triggered": fired.trigger, "trigger_facts": fired.facts,
         }  # fmt: skip

@@ -79,6 +79,11 @@ def no_end(model: Any, _size: float) -> Closed:
 
 # -- from a changed model
 
+Change = AbstractContextManager[None]
+"""A model is changed within it."""
+Holders = list[tuple[Any, str]]
+"""Objects, and the names of their attributes."""
+
 
 @contextmanager
 def _set(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
@@ -90,7 +95,7 @@ def _set(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
         yield
 
 
-def _having(model: Any, *names: str, within: str = "") -> list[tuple[Any, str]]:
+def _having(model: Any, *names: str, within: str = "") -> Holders:
     """Return (module, attribute) of the modules that have one of these attributes, with a value, and `within` in their class'
     name.
     """
@@ -98,15 +103,15 @@ def _having(model: Any, *names: str, within: str = "") -> list[tuple[Any, str]]:
     return [(module, name) for module in modules for name in names if getattr(module, name, None) is not None]
 
 
-def first_value(holders: list[tuple[Any, str]]) -> float | None:
+def first_value(holders: Holders) -> float | None:
     return next((float(getattr(module, name)) for module, name in holders), None)
 
 
-def norms(model: Any) -> list[tuple[Any, str]]:
+def norms(model: Any) -> Holders:
     return _having(model, "variance_epsilon", "eps", within="norm")
 
 
-def epsilon(model: Any, size: float) -> AbstractContextManager[None]:
+def epsilon(model: Any, size: float) -> Change:
     return _set([(module, name, size) for module, name in norms(model)])
 
 
@@ -114,7 +119,7 @@ def scaled(model: Any) -> list[Any]:
     return [module for module, name in _having(model, "scaling") if isinstance(getattr(module, name), float)]
 
 
-def attention(model: Any, size: float) -> AbstractContextManager[None]:
+def attention(model: Any, size: float) -> Change:
     return _set([(module, "scaling", module.scaling * size) for module in scaled(model)])
 
 
@@ -130,16 +135,16 @@ def theta_of(model: Any) -> float | None:
     return float(theta) if plain and theta else None
 
 
-def theta(model: Any, size: float) -> AbstractContextManager[None]:
+def theta(model: Any, size: float) -> Change:
     (rope,), own = ropes(model), theta_of(model) or size
     return _set([(rope, "inv_freq", rope.inv_freq ** (math.log(size) / math.log(own)))])
 
 
-def angles(model: Any, size: float) -> AbstractContextManager[None]:
+def angles(model: Any, size: float) -> Change:
     return _set([(rope, "inv_freq", rope.inv_freq / size) for rope in ropes(model)])
 
 
-def rounded_angles(model: Any, _size: float) -> AbstractContextManager[None]:
+def rounded_angles(model: Any, _size: float) -> Change:
     return _set([(rope, "inv_freq", rope.inv_freq.bfloat16().to(rope.inv_freq.dtype)) for rope in ropes(model)])
 
 
@@ -165,7 +170,7 @@ def window_of(model: Any) -> float | None:
     return float(window) if window and in_use and getattr(model.config, "use_sliding_window", True) else None
 
 
-def window(model: Any, size: float) -> AbstractContextManager[None]:
+def window(model: Any, size: float) -> Change:
     return _set([(model.config, "sliding_window", int(size))])
 
 
@@ -176,17 +181,17 @@ def cap_of(model: Any) -> float | None:
     return next((0.0 for name in _CAPS if getattr(model.config, name, None)), None)
 
 
-def uncapped(model: Any, _size: float) -> AbstractContextManager[None]:
+def uncapped(model: Any, _size: float) -> Change:
     attributes = [(holder, name, None) for holder, name in _having(model, *_CAPS)]
     return _set([*attributes, *((model.config, name, None) for name in _CAPS if getattr(model.config, name, None))])
 
 
-def activations(model: Any) -> list[tuple[Any, str]]:
+def activations(model: Any) -> Holders:
     kinds = ("silu", "gelu")
     return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
 
 
-def other_activation(model: Any, size: float) -> AbstractContextManager[None]:
+def other_activation(model: Any, size: float) -> Change:
     """Set gelu where the model has silu, by its tanh for a size of 1, exact for 2; else silu."""
     from torch.nn import GELU, SiLU
 
@@ -221,7 +226,7 @@ def scales(model: Any) -> list[float]:
     return [scale for module in adapters(model).values() for scale in getattr(module, "scaling", {}).values()]
 
 
-def adapter_scale(model: Any, size: float) -> AbstractContextManager[None]:
+def adapter_scale(model: Any, size: float) -> Change:
     """Set the scales to `size` times their own, or to `size` if all are 0."""
     layers, known = [module for module in adapters(model).values() if hasattr(module, "scaling")], any(scales(model))
     given = [{name: size * (scale if known else 1.0) for name, scale in layer.scaling.items()} for layer in layers]

@@ -20,7 +20,7 @@ from actordbg.config.setting import Setting
 Values = dict[str, Any]
 """The value of each setting by name."""
 Known = Mapping[str, Any]
-"""The same, or a part of it, only read."""
+"""Values of all settings, or of some, that are only read."""
 
 _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")

@@ -42,7 +42,11 @@ from actordbg.config.setting import ENVIRONMENT, Setting
 FILE_NAME = "actordbg.toml"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
-NOTHING: Mapping[str, tuple[Any, str]] = {}
+Values = dict[str, Any]
+"""Values of settings by name."""
+Layer = dict[str, tuple[Any, str]]
+"""Values of settings by name, and where each is from."""
+NOTHING: Layer = {}
 _BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
@@ -54,7 +58,7 @@ class Settings:
     """
 
     store: Path
-    replay: dict[str, Any] = field(default_factory=dict)
+    replay: Values = field(default_factory=dict)
     file: str = FILE_NAME
     url: str | None = None
 
@@ -106,16 +110,16 @@ def mirror_name(url: str) -> str:
     return f"{name}-{digest}"
 
 
-def build_config(settings: Settings, flags: Mapping[str, Any], recorded: Mapping[str, tuple[Any, str]] = NOTHING) -> Asked:
+def build_config(settings: Settings, flags: Mapping[str, Any], recorded: Layer = NOTHING) -> Asked:
     """Build the validated configuration from flags (None: not given), environment, file, and what the dumps recorded.
 
     A source that names the backend, or requests the truth, overrides settings of weaker sources for another backend, or against
     a truth. FSDP_OFF wins over a flag: fsdp2 becomes the plain Actor in one process. Raises UsageError for unknown names, wrong
     types and invalid values.
     """
-    values: dict[str, Any] = {}
+    values: Values = {}
     sources: dict[str, str] = {}
-    layers: list[Mapping[str, tuple[Any, str]]]
+    layers: list[Layer]
     given = {name: (value, "") for name, value in flags.items() if value is not None}
     layers = [given, from_environment(), _from_file(settings), recorded]
     backend, _ = next((layer["backend"] for layer in layers if "backend" in layer), ("", ""))
@@ -131,7 +135,7 @@ def build_config(settings: Settings, flags: Mapping[str, Any], recorded: Mapping
     return Asked(config, sources)
 
 
-def beneath(stronger: Mapping[str, Any], weaker: Mapping[str, Any]) -> dict[str, Any]:
+def beneath(stronger: Mapping[str, Any], weaker: Mapping[str, Any]) -> Values:
     """Return the settings that a weaker source adds: none for a backend that was not chosen, and none against a truth."""
     backends = set(str(stronger.get("backend", "")).split(","))  # a matrix has several
 
@@ -152,9 +156,9 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(sorted(known))}"
 
 
-def from_environment() -> dict[str, tuple[Any, str]]:
+def from_environment() -> Layer:
     """Read the settings in environment variables: by name, (value, variable). UsageError for an unknown or invalid variable."""
-    values: dict[str, tuple[Any, str]] = {}
+    values: Layer = {}
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).replace("_", "-").lower()
         setting = _BY_OPTION.get(name)
@@ -176,12 +180,12 @@ def fsdp_is_off() -> bool:
     return os.environ.get(FSDP_OFF, "") not in ("", "0")
 
 
-def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
+def _from_file(settings: Settings) -> Layer:
     values = settings_in(settings.replay, f"{Path(settings.file).name}: [replay]", _BY_OPTION.values())
     return {name: (value, settings.file) for name, value in values.items()}
 
 
-def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], lists: Collection[str] = ()) -> dict[str, Any]:
+def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], lists: Collection[str] = ()) -> Values:
     """Read settings by option name, such as a file's [replay] table: the values by the settings' names.
 
     where: whose they are, in words. Those of `lists` may be lists, and become comma lists.
@@ -189,7 +193,7 @@ def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], 
     Raises UsageError for a key that is not `known`, a value of another type, and a key in two spellings.
     """
     by_option = {setting.option: setting for setting in known}
-    values: dict[str, Any] = {}
+    values: Values = {}
     for key, value in table.items():
         setting = by_option.get(key.replace("_", "-"))
         if setting is None:
@@ -204,7 +208,7 @@ def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], 
     return values
 
 
-def read_config(path: Path) -> dict[str, dict[str, Any]]:
+def read_config(path: Path) -> dict[str, Values]:
     """Read a `--config` file: its tables [inputs] and [replay]. Raises UsageError for other keys and for what is neither TOML
     nor YAML."""
     return _read(path, True, {"inputs": dict, "replay": dict})
@@ -234,17 +238,17 @@ def find_file() -> tuple[Path | None, bool]:
     return next((path for path in candidates if path.is_file()), None), False
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> Values:
     """Parse TOML; ValueError if it is invalid."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    data: dict[str, Any] = tomllib.loads(text)
+    data: Values = tomllib.loads(text)
     return data
 
 
-def _read(path: Path, named: bool, kinds: Mapping[str, type]) -> dict[str, Any]:
+def _read(path: Path, named: bool, kinds: Mapping[str, type]) -> Values:
     """Read a file of these keys. Refused if it is another user's; a file that the user named is the user's choice."""
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if is_yaml:

@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar
 
 from actordbg.base.option import Option
 
+File = Annotated[str | os.PathLike[str] | None, Option(kind=Path)]
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -37,8 +39,8 @@ class TrainingOptions:
     max_norm: Annotated[float, Option(min=0)] = 1.0
     gradient_checkpointing: bool = False
     threshold: float = 0.05
-    dataset: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
-    log_dir: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
-    output_dir: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
+    dataset: File = None
+    log_dir: File = None
+    output_dir: File = None
     storage: str | None = None
     checkpoint_every: Annotated[int | None, Option(min=1)] = None

@@ -42,10 +42,8 @@ from actordbg.store.payload import numbers_of
 PICKLE, ARCHIVE, NPZ, SAFETENSORS, PARQUET, JSON_LINES = (
     "pickle", "torch.save archive", "npz", "safetensors", "parquet", "JSON lines",
 )  # fmt: skip
-RECORD_PICKLE, TSV, JSON_LIST = "pickle of a batch", "TSV", "list in JSON"
+RECORD_PICKLE, JSON_LIST = "pickle of a batch", "list in JSON"
 UNKNOWN = "unknown"
-TSV_HEAD = b"pos\ttoken_id\tvllm_logp\tactor_logp\tmask\n"
-"""The first line of Molt's log-probs of a row."""
 MOST_LINE = 2**26
 """Longest line of JSON, in bytes."""
 MOST_LIST = 2**27
@@ -111,8 +109,6 @@ def container_of(path: Path) -> str:
         return PARQUET
     if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return RECORD_PICKLE if b"verl.protocol" in head[:64] or b"skyrl.backends" in head[:64] else PICKLE
-    if head.startswith(TSV_HEAD):
-        return TSV
     if head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_RECORD:
         return SAFETENSORS
     if re.match(rb"\s*\[\s*{[^\]]*\[", head):
@@ -158,7 +154,7 @@ def contents(path: Path, kind: str, trees: LegacyReader, lines: BinaryIO | None 
             yield _safetensors(path)
         else:
             reads: dict[str, Callable[[BinaryIO], Any]]
-            reads = {NPZ: _npz, TSV: _tsv, ARCHIVE: partial(archive_value, trees), RECORD_PICKLE: partial(record_pickle, trees)}
+            reads = {NPZ: _npz, ARCHIVE: partial(archive_value, trees), RECORD_PICKLE: partial(record_pickle, trees)}
             reads[PICKLE] = reads[RECORD_PICKLE]
             with path.open("rb") as file:
                 yield reads[kind](file)
@@ -206,15 +202,6 @@ def _list(path: Path) -> Iterator[dict[str, Any]]:
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise corrupt("it is not a list of objects")
     yield from values
-
-
-def _tsv(file: BinaryIO) -> dict[str, Any]:
-    """Return the columns of a table with tabs."""
-    data = file.read(MOST_LINE + 1)
-    if len(data) > MOST_LINE:
-        raise unsafe(f"it has more than {MOST_LINE} bytes")
-    names, *lines = (line.split("\t") for line in data.decode("ascii").splitlines())
-    return dict(zip(names, map(list, zip(*([float(value) for value in line] for line in lines), strict=True)), strict=True))
 
 
 def _decoded(text: str) -> Any:

@@ -68,7 +68,7 @@ class FileLayout:
     source: where the fields were read, and in which version. container: None for any. fields: the writer's name of each part.
     rows: yields the rows of a content, each with the writer's names. step: the number of a step by its content or path.
     incomplete: why a file may lack rows, "" if it does not. folder: how many folders above a file its run's is. notes: what a
-    reader would not expect. lacks: why no model can score its rows.
+    reader would not expect.
     """
 
     name: str
@@ -83,7 +83,6 @@ class FileLayout:
     folder: int = 1
     notes: str = ""
     aligned: str = OWN
-    lacks: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.errors import NewerFormat, Unsupported, UsageError
-from actordbg.dumps.containers import ARCHIVE, JSON_LINES, RECORD_PICKLE, TSV
+from actordbg.dumps.containers import ARCHIVE, JSON_LINES, RECORD_PICKLE
 from actordbg.dumps.file_rows import (
     ALIGN,
     ATTENTION,
@@ -99,12 +99,6 @@ def _of_skyrl(content: Fields) -> Iterator[Fields]:
     """Leave out the rows behind the others that fill up the last mini-batch: copies of the first, without an action."""
     rows = list(_transposed(content, "sequences"))
     yield from rows[: len(rows) - content[SKYRL].get("pad_size", 0)]
-
-
-def _of_tsv(content: Fields) -> Iterator[Fields]:
-    """Cut the row behind its last action: its padding is not marked."""
-    end = 1 + max((at for at, acts in enumerate(content["mask"]) if acts), default=-1)
-    yield {name: values[:end] for name, values in content.items()}
 
 
 def _of_table(ids: str, content: Any) -> Iterator[Fields]:
@@ -268,14 +262,6 @@ LAYOUTS = (
          "rewards": "rewards", "truncated": "truncated"},
         container=ARCHIVE, rows=partial(_of_table, "sequences"), step=partial(_step_in_name, "rollout_step", 0),
         notes="As sampled: before the trainer scores rows, so without its log-probs and advantages.",
-    ),
-    FileLayout(
-        "molt-tsv", "Molt: MOLT_DUMP_ROLLOUT_LOGPROBS=PATH", "molt-rl 0.2.1 molt/trainer/workers/policy_actor.py",
-        frozenset(("token_id", "vllm_logp")),
-        {IDS: "token_id", MASK: "mask", "log_probs": "actor_logp", "rollout_log_probs": "vllm_logp"},
-        container=TSV, rows=_of_tsv, lacks="the file lacks the first token of its row",
-        notes="A row without its first token: no model can score it again. Padding is not marked: what is behind the last "
-        "action is left out.",
     ),
     FileLayout(
         "prime-rl", "prime-rl: --enable-token-export (token_exports/step_N/rank_R.jsonl)",

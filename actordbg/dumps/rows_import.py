@@ -156,9 +156,7 @@ class RowFile:
             "batch_size": batch, "seq_len": length, "tokens": int(given["attention_mask"].sum()), "action_len": actions,
             "actor": {"trainer": self.layout.name, "adapter": self.layout.name}, "origin": about, "run": "",
         }  # fmt: skip
-        lacks = self.layout.lacks
-        whole: dict[str, Any] = {"replayable": False, "extra": {"sequences": lacks}} if lacks else {}
-        forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **whole, **common)
+        forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **common)
         yield forward, _plain(given | beside)
         if learned:
             arguments = {CONTEXT + "forward": forward.dump_id, "dp_size": first.ranks}

@@ -61,13 +61,15 @@ from actordbg.formats.store_files import open_regular, read_regular
 MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
 MAX_OPEN = 2**20
 """More calls than can ever be open at once."""
+Json = dict[str, Any]
+"""An object of JSON."""
 
 
 @dataclass(frozen=True)
 class Books:
     """Counts of one ledger when its process died. `identity`: run, rank, world_size, host, pid, instance, role, since."""
 
-    identity: dict[str, Any]
+    identity: Json
     counts: tuple[int, ...]
 
     @property
@@ -75,7 +77,7 @@ class Books:
         """Return the number of calls that were neither captured nor dropped nor sampled out when the process died."""
         return pending(self.counts)
 
-    def as_counters(self) -> dict[str, Any]:
+    def as_counters(self) -> Json:
         """Return these counts in the form of a counters file."""
         return self.identity | totals(self.counts)
 
@@ -95,10 +97,10 @@ class RingSlot:
     sequence: int
     offset: int
     size: int
-    kind: dict[str, Any]
+    kind: Json
     numbers: tuple[int, ...]
-    end: dict[str, Any] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)
+    end: Json = field(default_factory=dict)
+    kept: Json = field(default_factory=dict)
 
 
 @dataclass
@@ -106,7 +108,7 @@ class RingFile:
     """A ring on disk. `alive`: its process still holds it. `books`: by number. `damaged`: errors of slots that were left out."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: Json
     alive: bool
     books: dict[int, Books] = field(default_factory=dict)
     slots: list[RingSlot] = field(default_factory=list)
@@ -162,7 +164,7 @@ def read_ring(path: Path) -> RingFile:
     return ring
 
 
-def _header(descriptor: int, path: Path) -> dict[str, Any]:
+def _header(descriptor: int, path: Path) -> Json:
     page = _exactly(descriptor, 0, HEADER, path)
     magic, version, length = HEAD.unpack_from(page)
     if magic != MAGIC or length > HEADER - HEAD.size - 4:
@@ -234,7 +236,7 @@ def _damaged(path: Path, what: str) -> CorruptDump:
     return CorruptDump(f"{path}: {what}", hint="run `actordbg dump recover --discard` to remove it")
 
 
-def _json(text: bytes, path: Path) -> dict[str, Any]:
+def _json(text: bytes, path: Path) -> Json:
     """Parse JSON with its CRC-32, as `sealed` makes it."""
     data = None
     with contextlib.suppress(ValueError):

@@ -21,6 +21,8 @@ from actordbg.trainers.images import GRID, PIXELS, TYPES, Images, types_name, ty
 
 WITH_IMAGES = (PIXELS, GRID, *TYPES, "position_ids")
 """Inputs beside text that the laws take in a call with images."""
+Faults = Iterator[tuple[str, int | None]]
+"""What is wrong, and the row of the image that shows it."""
 _TOWERS = ("visual", "vision_tower", "vision_model")
 
 
@@ -35,9 +37,7 @@ def judge_images(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, A
     return LawAnswer("images", BROKEN, words, row=row, looked_at=len(pictures.rows))
 
 
-def _wrong(
-    model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, Any], pictures: Images
-) -> Iterator[tuple[str, int | None]]:
+def _wrong(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, Any], pictures: Images) -> Faults:
     """Yield what is wrong, and the row of the image that shows it, the most telling first."""
     yield from _pixels(inputs[PIXELS], given.get(PIXELS), pictures)
     yield from _grids(inputs.get(GRID), given.get(GRID), pictures)
@@ -49,7 +49,7 @@ def _wrong(
     yield from _tower(model)
 
 
-def _pixels(call: Tensor, given: Any, pictures: Images) -> Iterator[tuple[str, int | None]]:
+def _pixels(call: Tensor, given: Any, pictures: Images) -> Faults:
     if not isinstance(given, Tensor):
         yield f"the model is called without {PIXELS}", pictures.rows[0]
         return
@@ -70,7 +70,7 @@ def _pixels(call: Tensor, given: Any, pictures: Images) -> Iterator[tuple[str, i
         yield (f"{PIXELS} reach the model times {factor:.4g}" if scaled else f"{PIXELS} reach the model as other numbers"), row
 
 
-def _grids(call: Tensor | None, given: Any, pictures: Images) -> Iterator[tuple[str, int | None]]:
+def _grids(call: Tensor | None, given: Any, pictures: Images) -> Faults:
     if call is None or (isinstance(given, Tensor) and torch.equal(given.cpu(), call)):
         return
     if not isinstance(given, Tensor) or given.shape != call.shape:
@@ -83,7 +83,7 @@ def _grids(call: Tensor | None, given: Any, pictures: Images) -> Iterator[tuple[
     yield f"the grid of image {image}, of row {row}, {words}: {got} for {own}", row
 
 
-def _positions(model: Any, inputs: Mapping[str, Tensor], given: Any, types: Tensor) -> Iterator[tuple[str, int | None]]:
+def _positions(model: Any, inputs: Mapping[str, Tensor], given: Any, types: Tensor) -> Faults:
     """Compare given positions with the model's own where it counts in three dimensions. A row may begin at any position."""
     counts = next((module.get_rope_index for module in model.modules() if hasattr(module, "get_rope_index")), None)
     if not isinstance(given, Tensor) or GRID not in inputs or counts is None:
@@ -102,7 +102,7 @@ def _positions(model: Any, inputs: Mapping[str, Tensor], given: Any, types: Tens
         yield f"the positions of row {row} are not those of its grids", row
 
 
-def _tower(model: Any) -> Iterator[tuple[str, int | None]]:
+def _tower(model: Any) -> Faults:
     """Compare the dtype of the vision tower with the rest's: a wider one loses nothing."""
     tower = next((module for name, module in model.named_modules() if name.rpartition(".")[2] in _TOWERS), None)
     if tower is None:

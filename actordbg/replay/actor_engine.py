@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 
+Fields = dict[str, Any]
+"""Fields of a result or of an event by name."""
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
 """The fields that a result copies from a forward's outcome, under the same names."""
 
@@ -64,7 +66,7 @@ class Failure:
         message = str(error) or (f"{frames[-1].line} ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")
         return cls(name, scrub(message), scrub(hint), scrub("".join(traceback.format_exception(error))), status)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """Return the ResultRecord fields of an input that failed with this exception."""
         return {
             "status": self.status,
@@ -104,7 +106,7 @@ class ActorEngine:
         """Check whether the last failure left this process unable to give right results."""
         return self._session.tainted or self._device_is_lost()
 
-    def open(self) -> dict[str, Any]:
+    def open(self) -> Fields:
         """Build the actor, after closing any actor that this process holds, and return its resolved configuration."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
@@ -121,7 +123,7 @@ class ActorEngine:
             watch.fit(session, decoder_layers(session.model))
         return self._begun()
 
-    def _begun(self) -> dict[str, Any]:
+    def _begun(self) -> Fields:
         """Start torch's allocation recording if the configuration wants it, compare the weights with recorded hashes, and make
         the instruments.
         """
@@ -137,7 +139,7 @@ class ActorEngine:
         self._examiners = examiners(self.spec, self._session, together=self.collective)
         return self._session.resolved
 
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+    def switch(self, folder: Path, spec: ReplaySpec) -> Fields:
         """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
         before, self.folder, self.spec = self.spec, folder, spec
         defaults = defaults_of(self.root, spec.inputs)
@@ -162,7 +164,7 @@ class ActorEngine:
         recorded: bool,
         asked: Collection[str] = (),
         on_step: Callable[[str], None] = lambda step: None,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
@@ -188,16 +190,14 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _examined(
-        self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]
-    ) -> dict[str, Any]:
+    def _examined(self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]) -> Fields:
         """Let the instruments examine an input that was run, and return what they find.
 
         Once this process is out of step, none examines any more.
         """
         from actordbg.actor.forward_outcome import keeping_memory
 
-        found: dict[str, Any] = {}
+        found: Fields = {}
         backward, varied = self._session.backward_for(dump.record), self.spec.config.vary is not None
         with keeping_memory():
             for name, examiner in self._examiners.items():
@@ -211,7 +211,7 @@ class ActorEngine:
     def close(self) -> None:
         self._resources.close()
 
-    def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
+    def _fields(self, dump: Dump, outcome: ForwardOutcome) -> Fields:
         from actordbg.replay.output_figures import against_golden, nonfinite_weights, summarise
 
         fields = summarise(outcome)
@@ -277,7 +277,7 @@ class OnceEngine(ActorEngine):
         if read_results(self.folder):
             raise StoreProblem(f"{what} cannot be resumed: its weights and gradients are lost", hint="run the command again")
 
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+    def switch(self, folder: Path, spec: ReplaySpec) -> Fields:
         """Begin with another folder's work in this process, which saves the imports."""
         self._resources.close()
         self.folder, self.spec = folder, spec

@@ -33,7 +33,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from actordbg.base.errors import NewerFormat
 from actordbg.formats import dumpfile
@@ -56,6 +56,8 @@ _HEAD = struct.Struct("<12sI")
 _HEAD_TAG, _FOOT_TAG = b"ACTORDBGPACK", b"ACTORDBGPEND"
 _FOOT = struct.Struct("<12sIQQQII")
 _COUNTS = struct.Struct("<6I")
+Numbers: TypeAlias = "array[int]"
+"""One number for each piece, block or reference."""
 HEAD_BYTES = 8 + _HEAD.size
 FOOT_BYTES = 8 + _FOOT.size + 4
 
@@ -83,7 +85,7 @@ class PackedDump(NamedTuple):
 
     line: bytes
     header: bytes
-    refs: array[int]
+    refs: Numbers
     crc: int
 
 
@@ -92,10 +94,10 @@ class Index:
     """Contents of a pack. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`."""
 
     blocks: list[Block]
-    piece_block: array[int]
-    piece_start: array[int]
-    piece_bytes: array[int]
-    piece_times: array[int]
+    piece_block: Numbers
+    piece_start: Numbers
+    piece_bytes: Numbers
+    piece_times: Numbers
     dumps: dict[str, PackedDump]
 
 
@@ -216,7 +218,7 @@ def _dump_ids(data: bytes, count: int, name: str) -> list[str]:
     return names
 
 
-def _place_blocks(stored: array[int], contents: array[int], end: int, name: str) -> list[Block]:
+def _place_blocks(stored: Numbers, contents: Numbers, end: int, name: str) -> list[Block]:
     if sum(stored) != end - HEAD_BYTES or (
         stored
         and (min(stored) < _LEAST_FRAME or max(stored) > 2 * MAX_BLOCK or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
@@ -227,8 +229,8 @@ def _place_blocks(stored: array[int], contents: array[int], end: int, name: str)
 
 
 def _place_pieces(
-    blocks: Sequence[Block], piece_block: array[int], piece_bytes: array[int], piece_times: array[int], name: str
-) -> array[int]:
+    blocks: Sequence[Block], piece_block: Numbers, piece_bytes: Numbers, piece_times: Numbers, name: str
+) -> Numbers:
     """Return the offset of each piece in its block's content; the pieces of a block must fill it exactly."""
     filled = [0] * len(blocks)
     starts = array("I", bytes(4 * len(piece_block)))
@@ -249,7 +251,7 @@ def _to_planes(column: Iterable[int]) -> bytes:
     return b"".join(data[place::4] for place in range(4))
 
 
-def _of_planes(content: bytes, at: int, count: int) -> array[int]:
+def _of_planes(content: bytes, at: int, count: int) -> Numbers:
     data = bytearray(4 * count)
     for place in range(4):
         data[place::4] = content[at + place * count : at + (place + 1) * count]

@@ -74,6 +74,8 @@ _IN_THE_WAY = (IsADirectoryError, NotADirectoryError, FileExistsError)
 
 FileState = tuple[int, str]
 """Size of a file, and its modification time or tag: if either differs, the file has changed."""
+Skipped = dict[str, str]
+"""What could not be copied, by path, and why."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Moved:
 
     files: int = 0
     bytes: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=dict)
 
 
 class Fetched:
@@ -122,14 +124,12 @@ class Fetched:
             part.unlink(missing_ok=True)
             self._parts.discard(part)
 
-    def _move_each(
-        self, move: Callable[[str], None], paths: Sequence[str], of_one_file: tuple[type[OSError], ...]
-    ) -> dict[str, str]:
+    def _move_each(self, move: Callable[[str], None], paths: Sequence[str], of_one_file: tuple[type[OSError], ...]) -> Skipped:
         """Move files, several at once. Return those that failed with an error `of_one_file`, and why; other errors are raised.
 
         Ctrl-C does not wait for the files that move: no file system can be asked to stop, so the threads end with the process.
         """
-        left, problems, errors = deque(paths), dict[str, str](), list[Exception]()
+        left, problems, errors = deque(paths), Skipped(), list[Exception]()
 
         def work() -> None:
             with contextlib.suppress(IndexError):  # nothing is left
@@ -180,7 +180,7 @@ class Mirror(Fetched):
     def pull(self) -> Moved:
         """Download new and changed files."""
         with self._one_at_a_time, as_store_problem(self.url):
-            skipped: dict[str, str] = {}
+            skipped: Skipped = {}
             self._files.invalidate_cache()
             remote, local = _listed(self._files, self._root, self._runs, skipped), self._local({})
             for run in self._runs:
@@ -207,7 +207,7 @@ class Mirror(Fetched):
     def push(self) -> Moved:
         """Upload new and changed files."""
         with self._one_at_a_time, as_store_problem(self.url):
-            skipped: dict[str, str] = {}
+            skipped: Skipped = {}
             local = self._local(skipped)
             changed = [path for path, state in sorted(local.items()) if self._known(path)[0] != state and self._may_upload(path)]
             skipped |= {path: "no permission to read it" for path in changed if not os.access(self.folder / path, os.R_OK)}
@@ -256,7 +256,7 @@ class Mirror(Fetched):
         """Return the local and the remote state of a file when both sides were last equal; None if they never were."""
         return self._equal.get(path, (None, None))
 
-    def _local(self, skipped: dict[str, str]) -> dict[str, FileState]:
+    def _local(self, skipped: Skipped) -> dict[str, FileState]:
         return _listed(self._local_system, str(self.folder), (), skipped)
 
     def _note_equal(self, path: str, remote: FileState) -> None:
@@ -348,12 +348,12 @@ def as_store_problem(url: str, then: str = "results are in the local mirror, and
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
 
 
-def _moved(paths: Sequence[str], states: Mapping[str, FileState], skipped: dict[str, str]) -> Moved:
+def _moved(paths: Sequence[str], states: Mapping[str, FileState], skipped: Skipped) -> Moved:
     sizes = [states[path][0] for path in paths if path not in skipped]
     return Moved(len(sizes), sum(sizes), skipped)
 
 
-def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str]) -> dict[str, FileState]:
+def _listed(files: Any, root: str, runs: Sequence[str], skipped: Skipped) -> dict[str, FileState]:
     """List the mirrored files of a store, by path. Of dumps and packs, list only those of `runs`, or all if it is empty.
 
     Files that cannot be copied are added to `skipped`, with the reason. Sockets are left out silently: they belong to a running

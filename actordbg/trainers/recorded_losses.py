@@ -53,7 +53,7 @@ class AdapterLoss:
 
 
 @dataclass(frozen=True)
-class Follower:
+class LossFollower:
     """Follows the functions of a seam with `loss`, `steps` or `around`, for the recorder.
 
     inside: what a thread is in, with the forward that was recorded last, and how many losses it has computed since the optimizer

@@ -280,11 +280,11 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
                 tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
                 continue
             if seam.loss or seam.steps or seam.around:
-                from actordbg.trainers.recorded_losses import Follower
+                from actordbg.trainers.recorded_losses import LossFollower
 
                 _Inside.has_steps |= seam.steps is not None
                 binds = functools.partial(arguments_of, inspect.signature(original))
-                function = Follower(seam, inside, binds, tell).followed(original)
+                function = LossFollower(seam, inside, binds, tell).followed(original)
                 setattr(function, MARK, original)
                 setattr(holder, name, function)
             else:

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 from amounts import amount, first_or_all
+from commandline import invoke
 from deathcases import assert_exact, assert_nothing_is_lost, by_pid, counters, folder, mounted, recovered, switch
-from typer.testing import CliRunner
 from victims import Job, Victims, is_of_seed, wait_for
 
 from actordbg.capture.control import WRITERS
-from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT
 from actordbg.store import payload
@@ -94,7 +93,7 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no
             assert victims.wait(pid) == -signal.SIGKILL
         wait_for(lambda jobs=jobs: not writers_of(jobs))
         if wave == 0:
-            result = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json"])
+            result = invoke(store, "dump", "recover", "--json")
             assert result.exit_code == 0, result.output
             assert not any(ring["problem"] for ring in json.loads(result.stdout)["rings"])
         books = assert_nothing_is_lost(store, jobs, every)

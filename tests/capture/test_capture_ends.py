@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 import torch
 from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
+from commandline import invoke
 from deathcases import mounted
 from plainkit import all_same
 from roots import ROOT, SUPPORT
 from soaking import Actor
-from typer.testing import CliRunner
 from victims import inputs, wait_for
 
 from actordbg.capture.control import WRITERS
 from actordbg.capture.snapshot import Copier
-from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats import ringfile
 from actordbg.records.run_files import read_counters
@@ -69,7 +68,7 @@ def end(recording, seconds):
 
 def status(store):
     """The total of `dump status`, and its words."""
-    answers = [CliRunner().invoke(app, ["--store", str(store.root), "dump", "status", *more]) for more in (("--json",), ())]
+    answers = [invoke(store, "dump", "status", *more) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
     return json.loads(answers[0].stdout)["total"], answers[1].output
 
@@ -79,7 +78,7 @@ def balanced(total):
 
 
 def recovered(store, *more):
-    answer = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json", *more])
+    answer = invoke(store, "dump", "recover", "--json", *more)
     assert answer.exit_code == 0, answer.output
 
 

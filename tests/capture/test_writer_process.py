@@ -7,13 +7,12 @@ import sys
 import pytest
 import torch
 from capturekit import Recording, balanced
+from commandline import invoke
 from deathcases import counters, folder, recovered
-from typer.testing import CliRunner
 from victims import inputs, is_of_seed, wait_for
 
 from actordbg.capture import writer
 from actordbg.capture.writer_process import SlotWriter
-from actordbg.cli.app import app
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -88,7 +87,7 @@ def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder, m
     dumps = recording.dumps()
     assert balanced(ledger) and ledger.captured == 20 and ledger.dropped == {}
     assert all(is_of_seed(dump, seed) for seed, dump in enumerate(dumps))
-    told = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
+    told = invoke(store, "dump", "status")
     assert "no writer process and writes in a thread: " in " ".join(told.stdout.split()), told.stdout
 
 

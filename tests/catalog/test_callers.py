@@ -12,9 +12,7 @@ from roots import ROOT
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import query, selections, tables
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.catalog.where import Sandbox, compile_where
 from actordbg.formats.dump_record import format_timestamp
-from benchmarks.bench_index import fill_synthetic
 
 COLUMNS = ["dump_id", "run", "rank", "timestamp", "host", "role", "training", "call_index"]
 
@@ -53,43 +51,6 @@ def test_a_caller_goes_with_its_last_dump(store):
     refresh(store)
     assert _asked(store, "SELECT run, rank FROM caller ORDER BY rank") == [("ppo-1", 0), ("ppo-1", 1)]
     assert [row.dump_id for row in query.select_dumps(store)] == [one.dump_id for one in kept[:2]]
-
-
-def test_a_catalog_takes_less_than_250_bytes_a_dump(store):
-    fill_synthetic(store, 40_000)
-    assert store.catalog_path.stat().st_size / 40_000 < 250  # of a million dumps 243; here the pages of empty tables count, too
-
-
-@pytest.mark.parametrize(
-    ("where", "plan"),
-    [
-        ("host='node-1' and tokens>5000", "SEARCH d USING INDEX ix_dump_tokens"),
-        ("run='r' and padding>500", "SCAN d BLOOM FILTER ON k"),
-        (
-            "rank=1 and role in ('policy') and seq_len>4096",
-            "SEARCH d USING COVERING INDEX ix_dump_caller_seq_len (caller=? AND seq_len>?)",
-        ),
-        ("rank=1 and status='failed'", "SEARCH r USING COVERING INDEX ix_result_status (status=?) SEARCH d"),
-    ],
-)
-def test_what_all_callers_have_in_common_leads_to_no_dump(store, where, plan, monkeypatch):
-    """SQLite takes `host = ?` for a condition that few callers meet, and looked up every dump of each, one by one."""
-    fill_synthetic(store, 20_000)
-    asked, rows = [], Sandbox.rows
-
-    def listening(box, sql, params=()):
-        asked.append((sql, params))
-        return rows(box, sql, params)
-
-    monkeypatch.setattr(Sandbox, "rows", listening)
-    count = query.count_dumps(query.Catalog(store, IndexSummary()), where)
-    with sqlite3.connect(store.catalog_path) as connection:
-        found = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1][0]}", asked[-1][1]))
-        condition = compile_where(where)
-        plain = f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}"
-        assert connection.execute(plain, condition.params).fetchone() == (count,)
-    connection.close()
-    assert found.startswith(plan)
 
 
 @given(st.datetimes())

@@ -13,29 +13,24 @@ from pathlib import Path
 import catalogcases as cases
 import pytest
 import torch
+from commandline import invoke
 from storecases import counters as counters_of
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, CatalogProblem, UsageError, WhereError
+from actordbg.base.errors import CatalogProblem, UsageError, WhereError
 from actordbg.base.units import with_handles
 from actordbg.catalog import dump_rows as headers, migrate, query
-from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.cli.app import app as actordbg
-from actordbg.document.command_result import as_json_text
+from actordbg.catalog.indexer import refresh
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.store import payload
-from benchmarks.bench_index import fill_synthetic
 
 
 def run(store, *words, code=0):
     """One command; an error that the command line would print is raised."""
     group = [] if words[0] in ("index", "replay", "check") else ["dump"]
-    result = CliRunner().invoke(actordbg, ["--store", str(store.root), *group, *words])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
+    result = invoke(store, *group, *words)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 
@@ -251,21 +246,6 @@ def test_prune_damaged_takes_only_what_is_broken(store, monkeypatch):
     answer = json.loads(run(store, "prune", "--damaged", "--yes", "--json").stdout)
     assert [item["path"] for item in answer["files"]] == [store.relative(junk)] and not junk.exists()
     assert all(path.exists() for path in (newer, misplaced, mended, locked))
-
-
-def test_json_of_many_dumps_is_written_as_they_are_read(store, monkeypatch):
-    """60,000 rows took 600 MB. The document is that of all rows together."""
-    fill_synthetic(store.create(), 1200)
-    catalog, batches = query.Catalog(store, IndexSummary()), []
-    wanted = as_json_text([*map(vars, query.select_dumps(catalog, "rank < 3", order="newest"))], 2)
-    plain = query._dump_rows
-    monkeypatch.setattr(query, "_dump_rows", lambda found: batches.append(plain(found)) or batches[-1])
-    monkeypatch.setattr(query, "open_fresh", lambda store, where: catalog)
-    assert run(store, "ls", "--json", "--where", "rank < 3").stdout == wanted + "\n"
-    assert len(batches) == 2 and max(map(len, batches)) == 500
-    assert run(store, "ls", "--json", "--where", "rank > 3", code=5).stdout == "[]\n"
-    limited = run(store, "ls", "--json", "--limit", "2")
-    assert len(json.loads(limited.stdout)) == 2 and "1,198 more" in limited.stderr
 
 
 HOLDERS = {

@@ -11,7 +11,7 @@ from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.dumps import packing
 from actordbg.dumps.verify import paths_to_verify, verify_files
-from actordbg.store import pack_bytes as layout, places as reader
+from actordbg.store import places as reader
 from actordbg.store.places import split_place
 
 
@@ -47,15 +47,6 @@ def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store):
     assert {row.pack for row in found} == {store.relative(pack)}
     assert sum(row.bytes for row in found) == pack.stat().st_size == query.dump_bytes(store)
     assert [split_place(row.path) for row in found] == [(store.relative(pack), row.dump_id) for row in found]
-
-
-def test_indexing_a_pack_decompresses_no_rows(packed, monkeypatch):
-    names = []
-    real = layout.decompress
-    monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
-    reader._opened.cache_clear()
-    refresh(packed, rebuild=True)
-    assert len(names) == 1 and names[0].endswith(": index")
 
 
 def test_a_settled_store_is_not_listed_again(packed, monkeypatch):

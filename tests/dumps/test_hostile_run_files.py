@@ -21,7 +21,6 @@ from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
 from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.containers import TSV_HEAD
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
 from actordbg.measure.log_exports import _figures
@@ -163,7 +162,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     ),
     "a call of a class": (lambda: with_pickle(b"\x80\x02cos\nsystem\n)\x81}b."), "unsafe-input", "asks for os.system"),
     "a list of rollouts": (lambda: saved([{"rollout_id": 1, "samples": []}]), "corrupt-dump", "after row 0"),
-    "a wide table": (lambda: TSV_HEAD + b"1\t" * 10**6 + b"1\n", "corrupt-dump", "damaged"),
     "a leaf that is none": (lambda: data_proto(packed_as({"a": 1}), {}), "corrupt-dump", "damaged"),
 }  # fmt: skip
 """Each file: its bytes, the code of its refusal, and a part of the reason."""

@@ -91,21 +91,6 @@ def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp
     assert pack in run(ppo, "dump", "show", ids[0]).stdout
 
 
-def test_prune_takes_packed_dumps_and_spares_pinned_ones(store):
-    rows = packcases.samples(2)
-    for number in range(8):
-        packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number % 4 == 0)
-    run(store, "dump", "pack", "--quiet")
-    result = run(store, "dump", "prune", "--where", "rank < 2")
-    assert "would remove 2 files" in result.stdout and "keeping 2 protected dumps" in result.stderr
-    assert query.count_dumps(store) == 8
-    run(store, "dump", "prune", "--where", "rank < 2", "--yes")
-    assert query.count_dumps(store) == 6 and len(list(store.iter_packs())) == 1
-    run(store, "dump", "prune", "--where", "rank < 2", "--pinned", "--yes")
-    assert query.count_dumps(store) == 4
-    assert run(store, "dump", "verify", "--quiet").stdout.startswith("4 dumps checked")
-
-
 def test_keeping_a_size_takes_the_oldest_that_are_not_pinned_out_of_packs_too(store):
     packcases.fill_ppo(store, calls=1, pinned=True)
     packcases.fill_ppo(store, calls=5, first=3)
@@ -158,12 +143,3 @@ def test_a_name_that_is_no_pack_is_refused(ppo, tmp_path):
     packing.pack_dumps(ppo)
     with pytest.raises(StoreProblem, match="no such dump"):
         rows_of_files(ppo, [Path(f"{next(ppo.iter_packs())}#nothing")])
-
-
-def test_the_real_dumps_are_packed_at_least_27_times_smaller_than_the_pickles(store, shared_dumps):
-    """The bar of the product, end to end as a user does it; `test_packs_format` holds the format to more."""
-    for words in (["dump", "import", shared_dumps, "--quiet"], ["dump", "pack", "--quiet"]):
-        run(store, *words)
-    taken = sum(path.stat().st_size for path in store.root.glob("[dp]*s/**/*") if path.is_file())
-    assert sum(path.stat().st_size for path in shared_dumps.glob("*.pkl")) / taken > 38
-    assert json.loads(run(store, "dump", "verify", "--json").stdout)["checked"] == 257

@@ -26,10 +26,10 @@ from actordbg.store.places import places_of
 ENGINES = ("openai", "sglang", "sglang, prompts asked for")
 """Without a mask, rewards or advantages."""
 ROLLOUTS = ("slime-rollout", "molt", *ENGINES)
-LEARNED = tuple(name for name in WRITERS if name not in (*ROLLOUTS, "molt-tsv"))
+LEARNED = tuple(name for name in WRITERS if name not in ROLLOUTS)
 REWARDED = tuple(name for name in LEARNED if name not in ("prime-rl", "skyrl"))
 NAMED = {
-    "log-probs shifted by one": ("alignment", EITHER, (*LEARNED, "molt-tsv")),
+    "log-probs shifted by one": ("alignment", EITHER, LEARNED),
     "mask off by one": ("mask", TRAINER, tuple(name for name in WRITERS if name not in ENGINES)),
     "NaN": ("finite", ROLLOUT, tuple(WRITERS)),
     "positive log-prob": ("log-probs", ROLLOUT, (*ROLLOUTS, *LEARNED)),

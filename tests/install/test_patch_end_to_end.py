@@ -10,16 +10,15 @@ import time
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
+from commandline import invoke
 from patchkit import ACTOR as PLAIN, OLD, facts_of, written
 from roots import FORKED, ROOT
 from runkit import python
-from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
 from actordbg.capture import facts
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
-from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate, trailer
@@ -147,7 +146,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
         info / "METADATA": "Metadata-Version: 2.1\nName: loom-rl\nVersion: 0.1.6\n", info / "RECORD": "loom/models/actor.py,,\n",
     }.items():  # fmt: skip
         path.write_text(text)
-    told = CliRunner().invoke(app, ["--store", str(store.root), "patch", "--target", str(file)])
+    told = invoke(store, "patch", "--target", str(file))
     assert told.exit_code == 0 and "this is the Actor of loom (loom-rl 0.1.6), not OpenRLHF's" in told.output
 
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -166,7 +165,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     dumps = dumps_of(store)
     assert [{*dump.outputs} for dump in dumps] == [{"log_probs"}, {"action_log_probs", "entropy"}, {"action_log_probs"}]
     assert {dump.record.versions["loom-rl"] for dump in dumps} == {"0.1.6"}
-    listed = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls", "--where", "trainer='loom'", "--json"])
+    listed = invoke(store, "dump", "ls", "--where", "trainer='loom'", "--json")
     assert len(json.loads(listed.stdout)) == 3, listed.output
     session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), dtype="fp32"), dumps[0].record, tmp_path / "cache")
     for dump in dumps:

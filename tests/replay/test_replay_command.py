@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,10 +14,8 @@ from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
-from stopcases import environment
-from supervised import booted, spec_of
+from supervised import spec_of
 from typer.testing import CliRunner
-from victims import wait_for
 
 from actordbg.api.desk import Desk
 from actordbg.api.reports import replay_answer
@@ -30,16 +27,15 @@ from actordbg.base.errors import (
     Unsupported,
     UsageError,
 )
-from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import SPEC, TENSORS, read_results
+from actordbg.records.journal import SPEC, TENSORS
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch
-from actordbg.replay.supervise import load_spec, run_replay
+from actordbg.replay.supervise import load_spec
 
 callers()
 
@@ -371,22 +367,3 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     kept = get_replay(store, "last")
     ran = (kept.config["model"], (kept.resolved or {})["attn"])
     assert (kept.replay_id, kept.status, *ran) == (answer["replay_id"], "complete", "tiny", "sdpa")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store):
-    publish(store, 10, length=512)
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
-    running.send_signal(signal.SIGINT)
-    stdout, stderr = running.communicate(timeout=30)
-    assert running.returncode == 130, stderr
-    folder = next(store.replays.glob("*"))
-    kept = read_results(folder)
-    assert 0 < len(kept) < 10 and f"{len(kept)} passed, {10 - len(kept)} not run" in stdout
-    assert f"actordbg replay --resume {folder.name}" in stderr
-    assert session_members(booted(folder)) == []
-    resumed = run_replay(store, load_spec(store, folder.name))
-    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 10

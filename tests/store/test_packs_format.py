@@ -14,7 +14,6 @@ import packcases
 import pytest
 import torch
 import zstandard
-from hypothesis import given, strategies as st
 from plainkit import all_same
 
 from actordbg.base.errors import CorruptDump, NewerFormat, Refused
@@ -60,18 +59,6 @@ def test_shares_sum_to_the_file_and_follow_the_size_of_a_dump(pack):
     shares, sizes = pack.shares(), [sum(map(len, pack.read(dump_id))) for dump_id in pack.dump_ids]
     assert sum(shares) == os.path.getsize(pack.path)
     assert [share / sum(shares) for share in shares] == pytest.approx([size / sum(sizes) for size in sizes], rel=0.02)
-
-
-@given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(middle, width, before, after, padded):
-    element = bytes(range(width))
-    row = element * (before + 1) + middle[: len(middle) // width * width] + element * (after + 1)
-    cells = [row[at : at + width] for at in range(0, len(row), width)]
-    lead = next((n for n, cell in enumerate(cells) if cell != cells[0]), len(cells))
-    trail = next((n for n, cell in enumerate(reversed(cells)) if cell != cells[-1]), len(cells))
-    assert (build.leading_run(row, width), build.trailing_run(row, width)) == (lead * width, trail * width)
-    padding = {element} if padded else set()
-    assert b"".join(data * times for data, times in build.pieces_of(row, width, padding, padding)) == row
 
 
 # ---- the file ----

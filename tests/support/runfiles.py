@@ -364,18 +364,6 @@ def skyrl(folder: Path, rows: list[MadeRow]) -> Path:
     return path
 
 
-def molt_tsv(folder: Path, rows: list[MadeRow]) -> Path:
-    """MOLT_DUMP_ROLLOUT_LOGPROBS: one row without its first token, and padding that is not marked."""
-    row = rows[5]
-    rows[:] = [replace(row, prompt=row.prompt[1:])]
-    each = [(token, *[0.0] * 2, 0) for token in row.prompt[1:]] + [
-        *zip(row.response, row.rollout, row.log_probs, row.mask, strict=True)
-    ]
-    lines = [f"{at}\t{token}\t{a:.6f}\t{b:.6f}\t{m}" for at, (token, a, b, m) in enumerate([*each, (0, 0.0, 0.0, 0)])]
-    _file(folder / "t" / "row.tsv").write_text("\n".join(["pos\ttoken_id\tvllm_logp\tactor_logp\tmask", *lines]) + "\n")
-    return folder / "t" / "row.tsv"
-
-
 def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
     """prime-rl's token export: what is not finite is null."""
     path = _file(folder / "out" / "token_exports" / "step_4" / "rank_1.jsonl")
@@ -518,7 +506,7 @@ WRITERS: dict[str, Writer] = {
     "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl, "verl": verl,
     "verl by torch.save": partial(verl, save=torch.save), "verl by numpy": partial(verl, encoded=True), "skyrl": skyrl,
     "openrlhf": partial(experiences, "openrlhf__trainer__ppo_utils__experience", "experiences.pt", True),
-    "molt": partial(experiences, "molt__trainer__algorithm__experience", "rollout_step3.pt", False), "molt-tsv": molt_tsv,
+    "molt": partial(experiences, "molt__trainer__algorithm__experience", "rollout_step3.pt", False),
     "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
     "parquet": parquet, "list in JSON": json_list, "pickle": pickled, "TRL's batch": apart,
     "openai": partial(answers, of_vllm), "sglang": partial(answers, of_sglang),
