@@ -115,7 +115,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
     )
 
 
-def write_repro(record: Reduction, out: Path, *, issue: Path | None = None, fixed: str | None = None) -> CommandResult:
+def write_repro(record: Reduction, out: Path, *, issue: Path | None, fixed: str | None) -> CommandResult:
     """Write the script, and the issue around it, after it ran in a fresh interpreter. Raises BadResult if it does not show it."""
     if not record.confirmed:
         raise NothingToDo(f"reduction {record.reduction_id} has no confirmed case", hint="give it more --trials or --seconds")
@@ -139,8 +139,8 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
 
 
 def bundled(
-    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool = False, keep: Collection[int] = (),
-    model: str = "", to: str | None = None, public: bool = False,
+    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool, keep: Collection[int],
+    model: str, to: str | None, public: bool,
 ) -> CommandResult:  # fmt: skip
     """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
     subjects = [subject_of(store, name, good_too=True) for name in names]
