@@ -120,7 +120,7 @@ def required(rows: Rows, scores: Scores, vocabulary: int | None = None) -> Rows:
     return rows
 
 
-def batch_rows(model: Any, batch: Mapping[str, Any], temperature: float = 1.0) -> Rows:
+def batch_rows(model: Any, batch: Mapping[str, Any], temperature: float) -> Rows:
     """Read a batch of `model(**batch)` as rows; positions that count each row's real tokens are those of padded rows.
 
     Raises Unsupported for a batch that has no rows.

@@ -115,7 +115,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
     )
 
 
-def write_repro(record: Reduction, out: Path, *, issue: Path | None = None, fixed: str | None = None) -> CommandResult:
+def write_repro(record: Reduction, out: Path, *, issue: Path | None, fixed: str | None) -> CommandResult:
     """Write the script, and the issue around it, after it ran in a fresh interpreter. Raises BadResult if it does not show it."""
     if not record.confirmed:
         raise NothingToDo(f"reduction {record.reduction_id} has no confirmed case", hint="give it more --trials or --seconds")

@@ -36,7 +36,7 @@ from actordbg.store.pack_bytes import PACK_SUFFIX
 
 
 def store_of_paths(
-    usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client, columns: Sequence[str] = ()
+    usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client, columns: Sequence[str]
 ) -> tuple[Store, DumpSelection]:
     """Return the store to check and what the paths select: a store is checked instead of the usual one, dumps and packs are
     selected as files, and other files and folders are imported first and checked alone.

@@ -196,8 +196,8 @@ def measure_noise(
     store: Store,
     spec: ReplaySpec,
     *,
-    on_run: Callable[[str], None] = lambda name: None,
-    on_passed_over: Callable[[int], None] = lambda inputs: None,
+    on_run: Callable[[str], None],
+    on_passed_over: Callable[[int], None],
     **callbacks: Any,
 ) -> NoiseRecord:
     """Run `spec` unchanged and with every variation, measure the noise floor, and write it to the store.

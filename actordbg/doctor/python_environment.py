@@ -3,8 +3,7 @@ each of doctor's checks.
 
 Versions are read from the packages' metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them
 equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about old versions, and
-`known_findings` what libraries of today do that a good engineer would not guess, from
-`findings.toml`.
+`known_findings` what libraries of today do that a good engineer would not guess, from `findings.toml`.
 Other processes have a time limit (`run`): a process that hangs is killed, with all that it started.
 """
 

@@ -77,7 +77,7 @@ def hints(*fields: tuple[str, str]) -> list[Spec]:
     return [{"field": name, "title": title, "type": "nominal"} for name, title in fields]
 
 
-def thinned(values: Sequence[Any], most: int = MOST_MARKS) -> list[Any]:
+def thinned(values: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` of the values, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return list(values)

@@ -39,6 +39,7 @@ from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
     MISMATCH,
+    NAMES_OF_B,
     NOT_COMPARED,
     OF_B,
     TRUTH,
@@ -116,7 +117,7 @@ def conclusion(record: ComparisonRecord) -> tuple[str, list[str]]:
     """Say of how many dumps what was found, and what it means of A; in further clauses the sides, the largest difference."""
     counts = Counter("failed" if _only_failed(dump) else dump.verdict for dump in record.dumps)
     failed, left = counts.pop("failed", 0), counts.pop(NOT_COMPARED, 0)
-    further = [f"A is {record.a.replay_id}, B {_side_b(record)}"]
+    further = [f"A is {record.a.replay_id}, B {NAMES_OF_B.get(record.b.kind, record.b.replay_id)}"]
     lost = f"A failed on {plural(failed, 'dump')} that B has results for" if failed else ""
     if not counts:
         reasons = record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()})
@@ -137,11 +138,6 @@ def conclusion(record: ComparisonRecord) -> tuple[str, list[str]]:
         many = f"{plural(len(beyond), 'dump')} within the thresholds {differ}"
         further.append(f"{many} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
     return lost or what, further
-
-
-def _side_b(record: ComparisonRecord) -> str:
-    """Name B: "the truth", "the run's recorded outputs", or the other replay's id."""
-    return {"truth": "the truth", "golden": "the run's recorded outputs"}.get(record.b.kind) or str(record.b.replay_id)
 
 
 def _only_failed(dump: DumpComparison) -> bool:

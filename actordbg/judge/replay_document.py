@@ -34,6 +34,7 @@ from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_wo
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
 from actordbg.judge.verdicts import together
 from actordbg.recorded.lint import LintFindings, with_lint
+from actordbg.records.comparison_record import NAMES_OF_B
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.records.run_files import RECORDED_WEIGHTS
 from actordbg.replay.blame import in_brief
@@ -69,7 +70,7 @@ def document(
     return [*blocks, *map(Paragraph, summary.notes), *section("Legend", _LEGEND if summary.replays else ())]
 
 
-def replay_details(replay: ReplaySummary, charts: Sequence[Chart] = ()) -> list[Block]:
+def replay_details(replay: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
     """Build what a report says of one replay, with its charts."""
     figures = [*charts, *_timing(replay), *_slowest(replay)]
     return [*replay_results(replay), *figures, *replay_numbers(replay), *_comparisons(replay)]
@@ -276,7 +277,7 @@ def _comparisons(replay: ReplaySummary) -> list[Block]:
     columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
     rows = [
         (
-            c.against if c.against_kind == "replay" else "the truth" if c.against_kind == "truth" else "recorded outputs",
+            NAMES_OF_B.get(c.against_kind, c.against),
             c.verdict,
             f"{c.compared}/{c.dumps}",
             number(c.max_abs, 3),

@@ -270,7 +270,7 @@ def compare_logs(
     )  # fmt: skip
 
 
-def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **given: Any) -> list[LogComparison]:
+def compare_many(logs: Sequence[TrainLog], *, each: bool, metric: str | None, **given: Any) -> list[LogComparison]:
     """Compare every log with the first, or with `each` all pairs, by a single metric.
 
     Without `metric`, more than two logs are compared by the loss that most of them have. `given`: threshold, rule and limit of

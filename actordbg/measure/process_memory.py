@@ -23,7 +23,7 @@ _ASK_GPU = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nouni
 _PATIENCE_S = 10
 
 
-def read_memory(pids: Sequence[int], unshared: bool = True) -> list[Reading]:
+def read_memory(pids: Sequence[int], unshared: bool) -> list[Reading]:
     """Read the memory of each live process; others are skipped. `unshared`: also read USS."""
     readings = []
     used = gpu_memory() if pids else {}

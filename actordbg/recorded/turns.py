@@ -146,9 +146,7 @@ def _shown(ids: Sequence[int], decode: Decode | None) -> str:
     return f"{few}" + ("..." if len(ids) > len(few) else "") + (f" {decode(few)!r}" if decode and few else "")
 
 
-def fault_of(
-    trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None, actions: Sequence[int] = ()
-) -> Finding | None:
+def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None, actions: Sequence[int]) -> Finding | None:
     """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one; actions: the
     positions in it that its action mask selects.
     """
@@ -245,7 +243,7 @@ def _right(pairs: Sequence[tuple[Trajectory, Any]], turns: int, alone: int) -> s
     return f"{some}{count}: the ids that were sampled are those that were trained on"
 
 
-def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:
+def trajectories_of(store: Store, run: str | None) -> tuple[list[Trajectory], int]:
     """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Also return how many were left out."""
     require_run_name(run)
     runs = run or "*"

@@ -178,6 +178,8 @@ SAME = Rule(
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""
+NAMES_OF_B = {"truth": "the truth", "golden": "the run's recorded outputs"}
+"""What B is called, where it is no replay."""
 GRADIENTS = Rule(
     "gradients",
     "gradients are the truth's to rounding",

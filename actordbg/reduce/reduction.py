@@ -75,8 +75,8 @@ def folder_of_reduction(store: Store, reduction_id: str) -> Path:
 
 
 def reduce_replay(
-    store: Store, spec: ReplaySpec, *, reduction_id: str = "", recorded: bool = False, compared: ComparisonRecord | None = None,
-    most: int = 200, seconds: float = 300.0, on_step: Callable[[str], None] = lambda words: None,
+    store: Store, spec: ReplaySpec, *, reduction_id: str, recorded: bool, compared: ComparisonRecord | None,
+    most: int, seconds: float, on_step: Callable[[str], None],
 ) -> Reduction:  # fmt: skip
     """Reduce a replay's wrong input. recorded: the outputs that the run recorded are wrong, not the replay's.
     compared: a comparison that says which inputs are wrong.

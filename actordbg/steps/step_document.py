@@ -61,7 +61,7 @@ def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
         yield *map(str, counts), *(number(value) for value in shown)
 
 
-def step_page(figures: StepFigures, others: Calls = (), texts: Texts | None = None) -> list[Block]:
+def step_page(figures: StepFigures, others: Calls, texts: Texts | None = None) -> list[Block]:
     """Build the page: what the terminal shows, and the pictures. others: losses of other steps of the run."""
     blocks = step_blocks(figures)
     pairs = [pair for each in figures.step.micro_batches if (pair := pair_of(each)) is not None]

@@ -102,7 +102,7 @@ def pager(part: str, asked: Asked, count: int) -> str:
 
 
 def linked_table(
-    columns: Iterable[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = (), heads: Asked = NOTHING
+    columns: Iterable[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str], heads: Asked = NOTHING
 ) -> str:
     """Render a table whose cells may link to other pages. figures: columns of numbers. heads: headings that are HTML."""
     cells = ([toned(cell) if isinstance(cell, str) else anchor(*cell) for cell in row] for row in rows)
