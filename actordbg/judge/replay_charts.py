@@ -84,7 +84,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
             kind = "first input" if name in first else "compiled" if name in compiling else "steady"
             kind = "did not pass" if result.status in _BAD else kind
             given = by_id[name]
-            rows.append({"n": given.seq_len, "v": _rounded(values[name]), "k": kind, "d": name, "b": given.batch_size})
+            rows.append({"n": given.seq_len, "v": float(f"{values[name]:.5g}"), "k": kind, "d": name, "b": given.batch_size})
     if not rows:
         return None
     kept = kept_marks(rows, lambda row: row["k"] == "did not pass")
@@ -223,7 +223,3 @@ def moment(text: str) -> float:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return 0.0
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")

@@ -1,7 +1,7 @@
 """Recorded calls as the laws of recorded data read them: rows of tokens, masks and log-probs, as numpy arrays, without torch.
 
 A call is an Actor's forward or a loss. Both have B rows of S tokens, whose last A next tokens are actions. `trim` keeps what laws
-over many calls need: keys and a few numbers of each row. `RecordedLaw` is what a law declares, `Answer` what it finds.
+over `Calls`, those of a step or a run, need: keys and a few numbers of each row. A `RecordedLaw` declares, an `Answer` finds.
 """
 
 from __future__ import annotations
@@ -371,7 +371,6 @@ class RecordedCall:
 
 
 Calls: TypeAlias = Sequence[RecordedCall]
-"""Calls of a step, or of a run: what a law looks at."""
 
 
 @dataclass
@@ -389,11 +388,8 @@ class Answer(RuleOutcome):
         for row in bad.nonzero()[0][:1]:
             many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
             step = f"step {call.record.step}: " if call.is_loss and call.record.step is not None else ""
-            self.violated(call, step + words + many, int(row), _size(sizes, row), side)
-
-
-def _size(sizes: Numbers | None, row: int) -> float | None:
-    return None if sizes is None or not np.isfinite(sizes[row]) else float(sizes[row])
+            size = None if sizes is None or not np.isfinite(sizes[row]) else float(sizes[row])
+            self.violated(call, step + words + many, int(row), size, side)
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ SAME = Rule(
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""
 NAMES_OF_B = {"truth": "the truth", "golden": "the run's recorded outputs"}
-"""What B is called, where it is no replay."""
+"""What B is called, unless it is a replay."""
 GRADIENTS = Rule(
     "gradients",
     "gradients are the truth's to rounding",
