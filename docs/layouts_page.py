@@ -24,7 +24,7 @@ NAMES = {
     "base_action_log_probs": "log-probs of the reference", "advantages": "advantages", "returns": "returns", "values": "values",
     "entropy": "entropies", "rewards": "rewards", "step": "step", "rank": "rank", "truncated": "whether it was cut off",
     "ranks": "ranks that have rows of their own", "response_length": "length of the response",
-    "length": "length of the row", "sample_mask": "rows that count",
+    "length": "length of the row", "sample_mask": "rows that count", "labels": "labels, where there is no mask",
 }  # fmt: skip
 LEARNED = frozenset(("log_probs", "advantages"))
 LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
@@ -70,7 +70,7 @@ def layouts_markdown() -> str:
         lacks = [
             NAMES[part]
             for part in PARTS
-            if part not in (*layout.parts, RESPONSE, "length", "sample_mask", "attention_mask", "ranks")
+            if part not in (*layout.parts, RESPONSE, "length", "sample_mask", "attention_mask", "ranks", "labels")
         ]
         some = {name: kind for name, (kind, needs) in OF_SOME_ROWS.items() if needs <= {*layout.parts}}
         others = [law.name for law in LAWS if law.name not in (*asked(layout), *some)]

@@ -32,8 +32,10 @@ OF_TOKENS = (
 OF_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs")
 OF_ROW_OR_TOKENS = ("advantages", "returns")
 """Parts of which a row may have one value for all of its tokens, as GRPO makes them."""
+LABELS, IGNORED = "labels", -100
+"""The tokens that a supervised training learns, and what stands for those that it does not."""
 OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")
-PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
+PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE, LABELS)
 ALIGN, NEXT, OWN = "align", "next", "own"
 MOST_TOKENS = 2**23
 """Most tokens of a row: a few bytes may be unpacked to any number of zeros."""
@@ -123,6 +125,8 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     values = _at_tokens(values, len(ids) if response is None else response)
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
+    if MASK not in values and LABELS in given and (labels := numbers_in(LABELS, given[LABELS])).shape == ids.shape:
+        values = {**values, MASK: _labelled(ids, labels)}
     if MASK not in values and response is None and (said := _said(given, values)) is not None:
         values = {**values, MASK: said}
     values = _of_actions(values)
@@ -139,6 +143,18 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
     step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
+
+
+def _labelled(ids: Values, labels: Values) -> Values:
+    """Return which tokens are trained on, [L], by labels of a row's own tokens or of those that follow. Raises ValueError."""
+    own, following = labels != IGNORED, labels[:-1] != IGNORED
+    if not own.any():
+        raise ValueError(f"all its labels are {IGNORED}: nothing is learned from it")
+    if (labels == ids)[own].all():
+        return own
+    if (labels[:-1] == ids[1:])[following].all():
+        return following
+    raise ValueError(f"its labels are neither its tokens nor those that follow (or {IGNORED})")
 
 
 def _said(given: Fields, values: Parts) -> Values | None:
@@ -199,6 +215,8 @@ def numbers_in(part: str, values: Any) -> Values:
         array = array if array.dtype.kind in "biuf" else np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"its {part} are not numbers") from None
+    if part in OF_LOG_PROBS and array.dtype.kind == "u" and array.any():
+        raise ValueError(f"its {part} are whole numbers, perhaps the bits of bf16: save them as float32")
     return array
 
 

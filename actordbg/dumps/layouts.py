@@ -179,7 +179,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     ),
     "base_action_log_probs": ("base_action_log_probs", "ref_log_probs", "ref_logprobs", "ref_log_prob", "ref_per_token_logps"),
     "advantages": ("advantages", "advantage"), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
-    "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
+    "labels": ("labels",), "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
     "truncated": ("truncated", "is_truncated"),
     RESPONSE: ("response_length", "response_lengths"), LENGTH: ("length", "input_lengths", "total_length"),
 }  # fmt: skip

@@ -60,7 +60,10 @@ def _ahead(call: RecordedCall) -> Numbers:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. no action where that cannot be told."""
     if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
         return np.zeros_like(call.active)
-    said = _spoken(call)
+    said, advantages = _spoken(call), call.array("advantages")
+    if advantages is not None and advantages.shape == zeros.shape:  # where no side has anything, nothing was sampled
+        empty = call.active & ~said & (call.log_probs()[_scorer(call)] == 0) & (advantages == 0)
+        zeros = zeros | (empty & (advantages != 0).any(1)[:, None])
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
 

@@ -291,6 +291,14 @@ def of_tools_without(rows):
         row["input_ids"][first + 2], row["rollout_logprobs"][first + 3 : first + 6] = runfiles.END, [None] * 3
 
 
+def of_prompts_too(rows):
+    for row in rows:
+        first = row["loss_mask"].index(1)
+        row["loss_mask"][first - 2 : first] = [1, 1]
+        for name in ("logprobs", "rollout_logprobs", "advantages"):
+            row[name][:first] = [0.0] * first
+
+
 PLAIN = {
     "nulls instead of a mask": (without_mask, set()),
     "ids in two columns, an advantage of a row": (in_two_columns, set()),
@@ -298,6 +306,7 @@ PLAIN = {
     "a head, and a line of figures": (lambda rows: [rows.insert(at, {"config": {"lr": 0.1}}) for at in (0, 5)], set()),
     "a mask that is too long": (lambda rows: rows[3]["loss_mask"].extend([1, 1]), set()),
     "nulls at the output of tools": (of_tools_without, {("environment", TRAINER)}),
+    "a mask that begins in the prompt, where no side has a figure": (of_prompts_too, {("mask", TRAINER)}),
     "no end token is trained on": (lambda rows: [row["loss_mask"].__setitem__(-1, 0) for row in rows], {("mask", TRAINER)}),
 }
 
@@ -311,7 +320,30 @@ def test_rows_of_a_plain_table_mean_what_their_writer_means(change, tmp_path):
     assert {(each["rule"], each["side"]) for each in answer["findings"]} == wanted, answer["findings"]
     left = [each["said"] for each in answer["unchecked"] if each["rule"] == "readable"]
     assert bool(left) == (len(plain) > 16 or "too long" in change), "a row that was left out is not green"
-    assert "rewards" not in [each["rule"] for each in answer["unchecked"]]
+    assert "in the prompt" in change or "rewards" not in [each["rule"] for each in answer["unchecked"]]
+
+
+LABELS = {
+    "own": ([-100, -100, 7, 8], [0, 1, 1]),
+    "following": ([-100, 7, 8, -100], [0, 1, 1]),
+    "before": ([-100, -100, 6, 7], None),
+    "none": ([-100] * 4, None),
+    "of the row": ([3], [1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_a_supervised_training_are_its_mask_or_are_refused(kind, store, tmp_path):
+    labels, mask = LABELS[kind]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": [5, 6, 7, 8], "labels": labels}) + "\n")
+    summary = imported(store, tmp_path / "rows.jsonl")
+    masks = [call.active[row].tolist() for call, row in rows_in(store, losses=False)]
+    assert masks == ([] if mask is None else [mask]) and bool(summary.left_out or summary.refused) == (mask is None)
+
+
+def test_the_bits_of_bf16_are_no_log_probs(store, tmp_path):
+    np.savez(tmp_path / "rows.npz", input_ids=np.full((2, 4), 7), log_probs=np.full((2, 4), 49000, np.uint16))
+    assert not imported(store, tmp_path / "rows.npz").dump_ids
 
 
 def estimated():
