@@ -137,6 +137,8 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     """As a fork may have it: a mapping with attributes comes back, with entropies even where no output is asked for."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    for proof in ("require_hook", "require_seen"):  # by another interpreter, which takes seconds
+        monkeypatch.setattr(operate, proof, lambda *_: "0")
     record_here(store)
     file, info = tmp_path / "loom" / "models" / "actor.py", tmp_path / "loom_rl-0.1.6.dist-info"
     file.parent.mkdir(parents=True)
