@@ -1,7 +1,5 @@
 """Fixtures that several test files share."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os
@@ -46,7 +44,7 @@ def pytest_configure():
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(items):
     if "PYTEST_XDIST_WORKER" in os.environ:
         heavy.first(items)
 
@@ -63,7 +61,7 @@ def wrong_has_a_finding():
 
     made = Verdict.__init__
 
-    def make(verdict: Verdict, *given, **named):
+    def make(verdict, *given, **named):
         made(verdict, *given, **named)
         assert verdict.word != WRONG or verdict.findings, verdict
 
@@ -79,7 +77,7 @@ def ring_folder():
         yield Path(folder)
 
 
-def as_a_worker() -> dict[str, str]:
+def as_a_worker():
     """The environment of a worker. Where a variable that torch reads differs, no worker would be forked, and each would take long."""
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.replay.launch import child_environment
@@ -87,7 +85,7 @@ def as_a_worker() -> dict[str, str]:
     return child_environment(ReplayConfig(), roots.environment())
 
 
-def the_template(folder: Path) -> tuple[Path, int]:
+def the_template(folder):
     """The socket of a process that forks workers, one for all processes of a test run, and the pipe that keeps it alive: the template ends
     when the last of them has closed it."""
     path, alive = folder / "template", folder / "alive"
@@ -106,7 +104,7 @@ def the_template(folder: Path) -> tuple[Path, int]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config):
+def pytest_xdist_setupnodes(config):
     """The test processes themselves are forks: each would import torch and transformers, for eight seconds of a core."""
     path, _ = the_template(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     os.environ["BEFORE_THE_FORK"] = os.environ.get("PYTHONPATH", "")
@@ -152,7 +150,7 @@ def longest_s():
 def ends_some_time(longest_s):
     """A test that hangs fails where it is: otherwise the whole run would wait for it for ever."""
 
-    def late(*_: object):
+    def late(*_):
         pytest.fail(f"it was still running after {longest_s:g} s")
 
     before = signal.signal(signal.SIGALRM, late)

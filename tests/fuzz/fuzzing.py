@@ -10,8 +10,6 @@ A target is a module `of_NAME.py` with
 * `WORDS`, where a grammar has words that chance does not find.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import copy
@@ -20,9 +18,8 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NewerFormat, StoreProblem
 
@@ -66,11 +63,11 @@ _NUMBERS = (
     1e999,
     float("nan"),
 )
-NASTY: tuple[Any, ...] = (*_TEXTS, *_NUMBERS, None, True, False, [], {}, [[]], [None, 1, "x"], {"": {}}, ["int64", "int64", [1]])
+NASTY = (*_TEXTS, *_NUMBERS, None, True, False, [], {}, [[]], [None, 1, "x"], {"": {}}, ["int64", "int64", [1]])
 
 
 @contextlib.contextmanager
-def refused(*kinds: type[ActordbgError]) -> Iterator[None]:
+def refused(*kinds):
     """Lets pass an error that a user may meet: of these kinds, and short, with a hint. Any other comes through."""
     try:
         yield
@@ -82,12 +79,12 @@ def refused(*kinds: type[ActordbgError]) -> Iterator[None]:
         assert type(error) is not StoreProblem or "memory" not in error.message, error.message
 
 
-def damage() -> contextlib.AbstractContextManager[None]:
+def damage():
     """Lets pass what a reader of a store says of a file: damaged, or of a newer version."""
     return refused(CorruptDump, NewerFormat)
 
 
-def work_folder() -> Path:
+def work_folder():
     """A folder of this process, for parsers that want a file: in memory, where `run.py` or the machine has one."""
     memory = None if "TMPDIR" in os.environ or not os.access("/dev/shm", os.W_OK) else "/dev/shm"
     folder = tempfile.mkdtemp(prefix="actordbg-fuzz-", dir=memory)
@@ -95,7 +92,7 @@ def work_folder() -> Path:
     return Path(folder)
 
 
-def same_json(left, right) -> bool:
+def same_json(left, right):
     """Whether two values are the same JSON: 1, 1.0 and true are three values; NaN is itself."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
@@ -103,10 +100,10 @@ def same_json(left, right) -> bool:
 # ---- mutations ----
 
 
-def havoc_of(chance: Chance, words: tuple[bytes, ...] = (), others: list[bytes] | None = None) -> Havoc:
+def havoc_of(chance, words=(), others=None):
     """Changes bytes in one to four ways: bits, bytes, numbers, runs that go, come or come twice, words, pieces of `others`."""
 
-    def havoc(data: bytes) -> bytes:
+    def havoc(data):
         changed = bytearray(data)
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             at, count = chance.randrange(len(changed) + 1), chance.choice((1, 1, 2, 4, 8, 32))
@@ -134,7 +131,7 @@ def havoc_of(chance: Chance, words: tuple[bytes, ...] = (), others: list[bytes] 
     return havoc
 
 
-def other_json(value, chance: Chance):
+def other_json(value, chance):
     """A JSON value with one change inside: a nasty value, a lost or doubled item, a moved value, one that is nested."""
     places = list(_places(value))
     if not places:
@@ -161,7 +158,7 @@ def other_json(value, chance: Chance):
     return changed
 
 
-def _places(value, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places(value, path=()):
     """The path of every value inside, of the first 30 levels."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
@@ -170,13 +167,13 @@ def _places(value, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from _places(item, (*path, key))
 
 
-def _at(value, path: tuple[Any, ...]):
+def _at(value, path):
     for key in path:
         value = value[key]
     return copy.deepcopy(value)
 
 
-def mutate_json(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate_json(data, chance, havoc):
     """JSON as a value or as bytes: half of the changes keep it JSON."""
     with contextlib.suppress(ValueError, RecursionError):
         if chance.random() < 0.6:
@@ -184,5 +181,5 @@ def mutate_json(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return havoc(data)
 
 
-def dumped(value) -> bytes:
+def dumped(value):
     return json.dumps(value, separators=(",", ":")).encode()

@@ -1,7 +1,5 @@
 """A whole dump file: frames, record, payload; our reading of the payload beside the safetensors library's."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -11,7 +9,7 @@ import safetensors
 import torch
 from catalogcases import header_frame
 from dumpmutants import A, frame, plain_of
-from fuzzing import CAP, Chance, Havoc, damage, dumped, mutate_json, other_json, work_folder
+from fuzzing import CAP, damage, dumped, mutate_json, other_json, work_folder
 from of_record import seeds as records
 from plainkit import bits
 
@@ -42,13 +40,13 @@ _TENSORS = {
 }
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     small = payload.encode(A.record, {**_TENSORS, "empty": torch.zeros(0, 3), "half": torch.randn(3).bfloat16()})[1]
     return {"small": small, "all": A.blob, "none": header_frame(records()["plain"]) + frame(plain_of({}, b""))}
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def one_input(data: bytes):
+def one_input(data):
     _FILE.write_bytes(data)
     head = found = None
     with damage():
@@ -61,7 +59,7 @@ def one_input(data: bytes):
             _whole(*found)
 
 
-def _whole(record: dumpfile.DumpRecord, stored: bytes):
+def _whole(record, stored):
     entries = check(record, stored)
     theirs = {
         name: (value["dtype"], tuple(value["shape"]), bytes(value["data"])) for name, value in safetensors.deserialize(stored)
@@ -76,7 +74,7 @@ def _whole(record: dumpfile.DumpRecord, stored: bytes):
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", 2 * CAP)
-def _again(record: dumpfile.DumpRecord, tensors: dict[str, torch.Tensor]):
+def _again(record, tensors):
     """Write what was read, and read it again: the same tensors, to the bit."""
     again = payload.widen_plain(*dumpfile.unpack(payload.encode(record, tensors, 1)[1]))
     for name, tensor in tensors.items():
@@ -85,7 +83,7 @@ def _again(record: dumpfile.DumpRecord, tensors: dict[str, torch.Tensor]):
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """Record, header and tensors under right sums; or the sums themselves."""
     with contextlib.suppress(StoreProblem, ValueError, KeyError, TypeError):
         if chance.random() < 0.8:
@@ -94,7 +92,7 @@ def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return havoc(data)
 
 
-def _resealed(line: bytes, stored: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def _resealed(line, stored, chance, havoc):
     end = 8 + int.from_bytes(stored[:8], "little")
     header, data, kind = stored[8:end], stored[end:], chance.randrange(5)
     if kind == 0:

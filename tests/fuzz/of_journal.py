@@ -1,10 +1,8 @@
 """A replay's journal: lines that several programs read while they grow, and that a crash may cut anywhere."""
 
-from __future__ import annotations
-
 import json
 
-from fuzzing import Chance, Havoc, mutate_json, work_folder
+from fuzzing import mutate_json, work_folder
 
 from actordbg.records.journal import (
     Tail,
@@ -35,7 +33,7 @@ WORDS = tuple(f'"{name}":'.encode() for name in ("event", *ResultRecord.__datacl
 _FOLDER = work_folder()
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     result = ResultRecord(
         "20250619T052608-9f3a2c",
         "d-1",
@@ -55,7 +53,7 @@ def seeds() -> dict[str, bytes]:
     return {"whole": lines, "cut": lines[:-30], "twice": lines[100:] + lines}
 
 
-def one_input(data: bytes):
+def one_input(data):
     path = _FOLDER / "supervisor.jsonl"
     path.write_bytes(data)
     chunk = read_chunk(path)
@@ -72,7 +70,7 @@ def one_input(data: bytes):
     assert _in_two(path, data, chunk.offset // 2) == json.dumps(chunk.events), "a tail that is asked twice sees something else"
 
 
-def _in_two(path, data: bytes, cut: int) -> str:
+def _in_two(path, data, cut):
     """The events as JSON, as a reader sees them that comes once in between."""
     path.write_bytes(data[:cut])
     tail = Tail(path)
@@ -81,7 +79,7 @@ def _in_two(path, data: bytes, cut: int) -> str:
     return json.dumps(first + tail.poll())
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """One line changes, goes or comes again."""
     lines = data.split(b"\n")
     number = chance.randrange(len(lines))

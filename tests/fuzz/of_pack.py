@@ -1,7 +1,5 @@
 """A pack: head, blocks, index and foot; and whatever dumps it holds."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from pathlib import Path
@@ -9,7 +7,7 @@ from unittest.mock import patch
 
 import packcases
 import torch
-from fuzzing import CAP, Chance, Havoc, damage, work_folder
+from fuzzing import CAP, damage, work_folder
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
@@ -21,7 +19,7 @@ PARSERS = (layout.check_head, layout.parse_foot, layout.decode_index, layout.dec
 _FOLDER = work_folder()
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     tensors = [{"sequences": torch.arange(70_000, 70_040).view(2, 20), "mask": torch.ones(2, width)} for width in (20, 9)]
     dumps = [payload.encode(packcases.catalogcases.record(n), one) for n, one in enumerate([*tensors, tensors[0]])]
     folder = work_folder()
@@ -29,7 +27,7 @@ def seeds() -> dict[str, bytes]:
 
 
 @patch.object(dumpfile, "DEFAULT_CAP", CAP)
-def one_input(data: bytes):
+def one_input(data):
     path = _FOLDER / "fuzzed.pack"
     path.write_bytes(data)
     with damage():
@@ -44,18 +42,18 @@ def one_input(data: bytes):
                 check(dumpfile.parse_line(line), stored)
 
 
-def _content(data: bytes) -> bytes:
+def _content(data):
     foot = layout.parse_foot(data[-layout.FOOT_BYTES :], len(data), "pack")
     return layout.decompress(data[foot.offset : foot.offset + foot.stored], foot.content, "pack")
 
 
-def _lists(index: layout.Index) -> tuple[list, list, dict[str, layout.PackedDump]]:
+def _lists(index):
     """What `encode_index` made it of: blocks, pieces and dumps."""
     blocks = [(block.stored, block.content) for block in index.blocks]
     return blocks, list(zip(index.piece_block, index.piece_bytes, index.piece_times, strict=True)), index.dumps
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """The index as bytes or as numbers, or a block, under right sums."""
     with contextlib.suppress(StoreProblem, OverflowError, ValueError, UnicodeError):
         foot, content = layout.parse_foot(data[-layout.FOOT_BYTES :], len(data), "pack"), _content(data)
@@ -66,7 +64,7 @@ def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return havoc(data)
 
 
-def _other_pack(frames: bytes, lists: tuple[list, list, dict], chance: Chance, havoc: Havoc) -> bytes:
+def _other_pack(frames, lists, chance, havoc):
     blocks, pieces, dumps = lists
     contents, at = [], 0
     for stored, content in blocks:
@@ -91,7 +89,7 @@ def _other_pack(frames: bytes, lists: tuple[list, list, dict], chance: Chance, h
     return _sealed(layout.head() + b"".join(stored), layout.encode_index(blocks, pieces, dumps), len(dumps))
 
 
-def _crc(dump: layout.PackedDump, pieces: list, contents: list[bytes]) -> int:
+def _crc(dump, pieces, contents):
     """Of a dump's line and payload as they are now."""
     starts, filled = [], [0] * len(contents)
     for block, size, _ in pieces:
@@ -106,10 +104,10 @@ def _crc(dump: layout.PackedDump, pieces: list, contents: list[bytes]) -> int:
     return zlib.crc32(found, zlib.crc32(dump.line))
 
 
-def _other(value: int, chance: Chance) -> int:
+def _other(value, chance):
     return chance.choice((0, 1, value + 1, max(value - 1, 0), 2 * value, 2**31, 2**32 - 1))
 
 
-def _sealed(front: bytes, content: bytes, dumps: int) -> bytes:
+def _sealed(front, content, dumps):
     index = compress(content, 1)
     return front + index + layout.foot(len(front), index, len(content), dumps)

@@ -1,13 +1,11 @@
 """The record at the head of a dump: the strict parser, and the fast path that makes rows of the catalog."""
 
-from __future__ import annotations
-
 import json
 
 import catalogcases
 from fuzzing import damage, mutate_json
 
-from actordbg.catalog.dump_rows import Columns, columns_of_one
+from actordbg.catalog.dump_rows import columns_of_one
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.record_reading import parse_record, parse_timestamp, strict_json
@@ -19,13 +17,13 @@ FIELDS = [name for name, column in DUMP_COLUMNS.items() if not column.of]
 _COLUMNS = {*FIELDS, "arguments", "actor", "versions", "format_version"}
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     spec = TensorSpec("int64", (2, 30), (33, 1), "uint24")
     full = catalogcases.record(4, tensors={"sequences": spec, "output.log_probs": spec}, pinned=True, triggered="nan")
     return {"plain": catalogcases.record(1).to_json().encode(), "full": full.to_json().encode()}
 
 
-def one_input(data: bytes):
+def one_input(data):
     record, row = None, None
     with damage():
         record = parse_record(data)
@@ -39,7 +37,7 @@ def one_input(data: bytes):
         _agrees(row, parse_record(_about_columns(data)) if record is None else record)
 
 
-def _agrees(row: Columns, record: DumpRecord):
+def _agrees(row, record):
     """The catalog holds a temperature as a double, so a whole number over 2^53 as the nearest one."""
     found = {name: row[name][0] for name in FIELDS}
     said = {name: getattr(record, name) for name in FIELDS}
@@ -49,7 +47,7 @@ def _agrees(row: Columns, record: DumpRecord):
     assert found == said, "a row that is not the record's"
 
 
-def _about_columns(data: bytes) -> bytes:
+def _about_columns(data):
     """A record without what makes no column: there the fast path leaves the check to whoever reads the dump."""
     try:
         said = json.loads(data)

@@ -4,8 +4,6 @@ A ring has 256 KiB before its first tensor, nearly all zeros. So an input is a l
 Its first byte says which sums are made right before the ring is read (bits: header, identities, kinds, slots).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -13,7 +11,7 @@ import struct
 import zlib
 
 import torch  # noqa: F401 - `recover` imports it when it comes to tensors
-from fuzzing import Chance, Havoc, damage, dumped, other_json, work_folder
+from fuzzing import damage, dumped, other_json, work_folder
 
 from actordbg.dumps.recover import recover
 from actordbg.formats import ringfile
@@ -47,7 +45,7 @@ NUMBERS = (3, 1_750_310_768_430_740_000, 5, -1, 0xABC, 2, 3, 2, 2, 3, 3, 1, 0, 4
 VALUES = bytes(range(64)) + b"\1\0" + bytes(62)
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     kind = ringfile.sealed({"fields": FIELDS, "tensors": TENSORS})
     end = ringfile.sealed({"error": "ValueError", "message": "x"})
     book = ringfile.sealed(IDENTITIES).ljust(IDENTITY, b"\0") + struct.pack(f"<{len(COUNTS)}Q", 2, 1, *(0,) * (len(COUNTS) - 2))
@@ -71,11 +69,11 @@ def seeds() -> dict[str, bytes]:
     return {"two": _joined(15, pieces), "one": _joined(15, pieces[:6]), "no books": _joined(0, pieces[:1] + pieces[2:])}
 
 
-def _joined(flags: int, pieces: list[tuple[int, bytes]]) -> bytes:
+def _joined(flags, pieces):
     return bytes([flags]) + b"".join(_PIECE.pack(at % 2**32, len(data)) + data for at, data in pieces if len(data) < 2**16)
 
 
-def _pieces(data: bytes) -> list[tuple[int, bytes]]:
+def _pieces(data):
     found, at = [], 1
     while at + _PIECE.size <= len(data):
         place, length = _PIECE.unpack_from(data, at)
@@ -84,7 +82,7 @@ def _pieces(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _ring(data: bytes) -> bytes:
+def _ring(data):
     memory = bytearray(_SIZE)
     for at, piece in _pieces(data):
         memory[at : at + len(piece)] = piece[: max(0, _SIZE - at)]
@@ -98,17 +96,17 @@ def _ring(data: bytes) -> bytes:
     return bytes(memory)
 
 
-def _sum_header(memory: bytearray):
+def _sum_header(memory):
     end = HEAD.size + min(HEAD.unpack_from(memory)[2], ringfile.HEADER - HEAD.size - 4)
     struct.pack_into("<I", memory, end, zlib.crc32(memory[:end]))
 
 
-def _sum_json(memory: bytearray, at: int, length: int):
+def _sum_json(memory, at, length):
     if 8 < length <= _SIZE - at:
         memory[at + length - 8 : at + length] = b"%08x" % zlib.crc32(memory[at : at + length - 8])
 
 
-def _sum_slot(memory: bytearray, at: int, flags: int):
+def _sum_slot(memory, at, flags):
     _, _, ledger, end, sequence, offset, size, kind_at, kind_len, count, _ = SLOT.unpack_from(memory, at)
     if flags & 4 and kind_at >= KINDS_AT:
         _sum_json(memory, kind_at, kind_len)
@@ -124,7 +122,7 @@ def _sum_slot(memory: bytearray, at: int, flags: int):
         )
 
 
-def one_input(data: bytes):
+def one_input(data):
     global _runs
     path = _FOLDER / "x.ring"
     path.write_bytes(_ring(data))
@@ -143,7 +141,7 @@ def one_input(data: bytes):
         assert (store.root / found.path).resolve().is_relative_to(store.dumps), "a dump outside of the store"
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """One piece changes: as JSON with its sum behind it, as numbers, or as bytes."""
     pieces = _pieces(data)
     if not pieces:
@@ -165,7 +163,7 @@ def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return _joined(flags, [*pieces[:at], (place, piece), *pieces[at + 1 :]])
 
 
-def _with_text(piece: bytes, first: int, last: int, text: bytes) -> bytes:
+def _with_text(piece, first, last, text):
     """The piece with other JSON, in the room that the old one had where there is a length before it or counts behind it."""
     if piece[:8] == ringfile.MAGIC:
         return HEAD.pack(ringfile.MAGIC, ringfile.VERSION, len(text)) + text

@@ -1,13 +1,10 @@
 """Records that are one JSON file each: a replay's specification, comparison, noise floor, matrix. The first byte says which."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3
-from typing import Any
 
-from fuzzing import Chance, Havoc, damage, mutate_json, same_json
+from fuzzing import damage, mutate_json, same_json
 
 from actordbg.catalog.record_rows import _compared_dump, _comparison_run, setting_columns, spec_columns
 from actordbg.config.replay_config import ReplayConfig
@@ -27,12 +24,12 @@ from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.records.stored_record import StoredRecord
 
 PARSERS = (ReplaySpec.from_json, StoredRecord.from_json, ReplayConfig.from_dict)
-KINDS: dict[bytes, Any] = {b"R": ReplaySpec, b"C": ComparisonRecord, b"N": NoiseRecord, b"M": MatrixRecord}
+KINDS = {b"R": ReplaySpec, b"C": ComparisonRecord, b"N": NoiseRecord, b"M": MatrixRecord}
 _SQLITE = sqlite3.connect(":memory:")
 _AT, _ID = "2025-06-19T05:26:08.430740Z", "20250619T052608-9f3a2c"
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     figures = Figures(3, 0.5, 0.1, max_ulp=2)
     compared = DumpComparison(
         "d-1", "mismatch", ("max-abs",), (), 30, figures, None, figures, 0.5, parameters=(ParameterFigures("w", figures, True),),
@@ -52,7 +49,7 @@ def seeds() -> dict[str, bytes]:
     return {name: key + one.to_json().encode() for (name, one), key in zip(made.items(), KINDS, strict=True)}
 
 
-def one_input(data: bytes):
+def one_input(data):
     kind = KINDS.get(data[:1])
     record = None
     with damage():
@@ -76,7 +73,7 @@ def _in_the_catalog(record):
         _SQLITE.execute("SELECT ?", (plain,)).fetchall()
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     with contextlib.suppress(IndexError):
         return data[:1] + mutate_json(data[1:], chance, havoc)
     return havoc(data)

@@ -1,7 +1,5 @@
 """What training and desk exchange: the switch `control.json`, the counters files, hashes of weights, turns of rollouts."""
 
-from __future__ import annotations
-
 from fuzzing import damage, mutate_json, refused, work_folder
 
 from actordbg.base.errors import NewerFormat, StoreProblem
@@ -23,7 +21,7 @@ _FOLDER = work_folder()
 _FILE, _STORE = _FOLDER / "counters.json", StoreFiles(_FOLDER)
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     control = Control(
         True, "r", "2026-11-20T12:00:00.000000Z", 3, ranks=(0, 1), triggers=("nan", "slow:3x", "logprobs:-40:0"), ring_dir="/x"
     )
@@ -43,7 +41,7 @@ def seeds() -> dict[str, bytes]:
             "sync": sync.to_json().encode(), "turns": trajectory.to_json().encode()}  # fmt: skip
 
 
-def one_input(data: bytes):
+def one_input(data):
     with refused(StoreProblem, NewerFormat):
         control = Control.from_json(data)
         assert Control.from_json(control_text(control)) == control

@@ -1,7 +1,5 @@
 """Training logs: anything that a program may print, gzip, and bytes that are not text."""
 
-from __future__ import annotations
-
 import gzip
 
 from fuzzing import refused, work_folder
@@ -17,7 +15,7 @@ WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global 
 _FILE = work_folder() / "log"
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     lines = b"step=1 loss=2.1\nstep=2 loss=nan\nloss: 3\n{'gpt_loss': 5.78}\n"
     return {
         "logs": (ROOT / "tests/cases/train_logs.test").read_bytes()[-6000:],
@@ -30,7 +28,7 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def one_input(data: bytes):
+def one_input(data):
     _FILE.write_bytes(data)
     with refused(UsageError, EnvironmentProblem):
         log = read_log(str(_FILE))

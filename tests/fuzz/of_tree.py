@@ -1,7 +1,5 @@
 """Pickles, of the old recorder and of `torch.save` archives: whatever is in them, nothing runs, and what comes is plain data."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle
@@ -12,7 +10,7 @@ import zipfile
 
 import numpy as np
 import torch
-from fuzzing import Chance, Havoc, refused
+from fuzzing import refused
 from oldpickles import decode
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
@@ -42,7 +40,7 @@ _decoding, _seen = 0, []
 """The thread that decodes, if one does: what other threads of a test process do is theirs."""
 
 
-def _watch(event: str, arguments: object):
+def _watch(event, arguments):
     if _decoding == threading.get_ident() and event not in QUIET:
         _seen.append(event)
 
@@ -50,14 +48,14 @@ def _watch(event: str, arguments: object):
 sys.addaudithook(_watch)
 
 
-def _pickled(value) -> bytes:
+def _pickled(value):
     out = io.BytesIO()
     torch.save(value, out)
     with zipfile.ZipFile(out) as archive:
         return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     sample = {"tokens": [3, 2**40], "log_probs": [-0.5, float("nan")], "status": "completed", "reward": None, "ok": True}
     content = {
         "sequences": torch.arange(6).view(2, 3), "action_mask": torch.ones(2, 2).bool(), "attention_mask": None, "return_output": False,
@@ -74,7 +72,7 @@ def seeds() -> dict[str, bytes]:
     }
 
 
-def one_input(data: bytes):
+def one_input(data):
     global _decoding
     _seen.clear()
     _decoding = threading.get_ident()
@@ -112,7 +110,7 @@ def assert_plain(value):
         assert value is None or type(value) in (bool, int, str) or (type(value) is float and np.isfinite(value))
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """Opcodes go, come twice, change places or arguments; lengths of strings stay right."""
     starts = [place for _, _, place in pickletools.genops(data)] + [len(data)]
     parts = [data[a:b] for a, b in itertools.pairwise(starts)]

@@ -1,12 +1,10 @@
 """`--where`: any text is a WhereError, or SQL that SQLite runs, that reads the documented columns, and that ends."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from datetime import datetime, timezone
 
-from fuzzing import Chance, Havoc, refused
+from fuzzing import refused
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import where
@@ -26,10 +24,10 @@ _JOIN = (
     "LEFT JOIN result AS r ON r.dump_id = d.dump_id WHERE"
 )
 LAW_COLUMNS = ("law", "dump_id", "verdict", "replay_id")
-_read: set[tuple[str, str]] = set()
+_read = set()
 
 
-def _tables() -> sqlite3.Connection:
+def _tables():
     """A catalog's seven tables in memory, with values of every kind in three dumps."""
     found = sqlite3.connect(":memory:", isolation_level=None)
     made = {row.table: tuple(row.columns) for row in (Dump, Caller, Result, Comparison)} | {"law_answer": LAW_COLUMNS}
@@ -47,7 +45,7 @@ _CONNECTION = _tables()
 _SANDBOX = where.Sandbox(_CONNECTION)
 
 
-def _watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+def _watch(action, first, second, *rest):
     if action == sqlite3.SQLITE_READ and first is not None:
         _read.add((first, second or ""))
     return where._authorize(action, first, second, *rest)
@@ -56,7 +54,7 @@ def _watch(action: int, first: str | None, second: str | None, *rest: str | None
 _CONNECTION.set_authorizer(_watch)
 
 
-def seeds() -> dict[str, bytes]:
+def seeds():
     texts = (
         "seq_len>4096 and rank=0", "timestamp > now() - '2h' or not (role like 'pol%' and status is not null)",
         "coalesce(step, 0) in (1, 2, -3) and abs(round(tokens_per_s, 1)) / 2 % 3 >= 1.5e3", "verdict = 'mismatch' and max_abs > 0.1",
@@ -66,7 +64,7 @@ def seeds() -> dict[str, bytes]:
     return {f"text-{number}": text.encode() for number, text in enumerate(texts)}
 
 
-def one_input(data: bytes):
+def one_input(data):
     text = data.decode("utf-8", "surrogateescape")
     with refused(WhereError):
         found = compile_where(text, now=NOW)
@@ -81,7 +79,7 @@ def one_input(data: bytes):
         _in_parentheses(text, found.columns, rows)
 
 
-def _in_parentheses(text: str, columns: frozenset[str], rows: list):
+def _in_parentheses(text, columns, rows):
     """The same expression in parentheses, and as one side of a conjunction, gives the same rows."""
     for other in (f"({text})", f"({text}) and 1=1"):
         with refused(WhereError):
@@ -90,7 +88,7 @@ def _in_parentheses(text: str, columns: frozenset[str], rows: list):
             assert list(_SANDBOX.rows(f"{_JOIN} {again.sql}", again.params)) == rows
 
 
-def _columns_allowed() -> set[tuple[str, str]]:
+def _columns_allowed():
     joins = {
         ("dump", "dump_id"),
         ("result", "dump_id"),
@@ -103,7 +101,7 @@ def _columns_allowed() -> set[tuple[str, str]]:
     return joins | results | {(table, name) for table in ("dump", "caller", "comparison") for name in WHERE_COLUMNS}
 
 
-def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+def mutate(data, chance, havoc):
     """Words change places, go, come, or stand in parentheses."""
     words = data.split(b" ")
     at = chance.randrange(len(words))

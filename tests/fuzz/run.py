@@ -9,8 +9,6 @@ committed. `--keep` puts the smallest inputs that reach all that code into `corp
 `python tests/fuzz/run.py where tests/fuzz/findings/where-crash-...`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib
@@ -26,8 +24,6 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
@@ -43,20 +39,20 @@ BEGUN = time.monotonic()
 """Imports are part of the seconds that a target may take."""
 
 
-def inputs_of(name: str, target: ModuleType) -> dict[str, bytes]:
+def inputs_of(name, target):
     """The target's seeds, then its corpus, by name."""
     kept = sorted((CORPUS / name).glob("*"))
     return {**target.seeds(), **{path.name: path.read_bytes() for path in kept}}
 
 
-def load(name: str) -> ModuleType:
+def load(name):
     return importlib.import_module(f"of_{name}")
 
 
 # ---- one target, in this process ----
 
 
-def run_with_atheris(name: str, seconds: float):
+def run_with_atheris(name, seconds):
     """Ends the process: with 0, or as libFuzzer ends after a finding."""
     import atheris
 
@@ -67,10 +63,10 @@ def run_with_atheris(name: str, seconds: float):
     for number, data in enumerate(inputs):
         (seeds / str(number)).write_bytes(data)
 
-    def atheris_havoc(part: bytes) -> bytes:
+    def atheris_havoc(part):
         return bytes(atheris.Mutate(part, len(part) + 64))
 
-    def mutate(data: bytes, longest: int, seed: int) -> bytes:
+    def mutate(data, longest, seed):
         chance = random.Random(seed)
         if chance.random() < 0.3:
             return bytes(atheris.Mutate(data, longest))[:longest]
@@ -89,7 +85,7 @@ def run_with_atheris(name: str, seconds: float):
     atheris.Fuzz()
 
 
-def run_plainly(name: str, seconds: float) -> int:
+def run_plainly(name, seconds):
     """Mutates seeds and corpus at random; the exit status."""
     target, seed = load(name), random.randrange(2**32)
     chance, inputs = random.Random(seed), list(inputs_of(name, target).values())
@@ -110,7 +106,7 @@ def run_plainly(name: str, seconds: float) -> int:
     return 0
 
 
-def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc) -> bytes:
+def mutated(target, data, chance, havoc):
     """What the target makes of an input; changed bytes where that is not of its format."""
     try:
         return target.mutate(data, chance, havoc) if hasattr(target, "mutate") else havoc(data)
@@ -118,14 +114,14 @@ def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc) -> by
         return havoc(data)
 
 
-def havoc_for(target: ModuleType, chance: random.Random, inputs: list[bytes]):
+def havoc_for(target, chance, inputs):
     """Changes bytes, with the target's words and pieces of its inputs."""
     from fuzzing import havoc_of  # not before atheris instruments what it imports
 
     return havoc_of(chance, getattr(target, "WORDS", ()), inputs)
 
 
-def survives(target: ModuleType, data: bytes) -> bool:
+def survives(target, data):
     """Whether one input breaks nothing, in the time that it may take; prints what it broke."""
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(INPUT_SECONDS)
@@ -141,7 +137,7 @@ def survives(target: ModuleType, data: bytes) -> bool:
     return True
 
 
-def too_long(*_: object):
+def too_long(*_):
     raise TimeoutError(f"one input takes more than {INPUT_SECONDS} s")
 
 
@@ -155,16 +151,16 @@ def limit_memory():
 # ---- a small corpus ----
 
 
-def reached(target: ModuleType, data: bytes) -> frozenset[tuple[Any, int, int]]:
+def reached(target, data):
     """The jumps between lines of the product that one input takes."""
     jumps = set()
 
-    def trace(frame, event: str, _):
+    def trace(frame, event, _):
         if not frame.f_code.co_filename.startswith(PRODUCT):
             return None
         before = frame.f_lineno
 
-        def local(frame, event: str, _):
+        def local(frame, event, _):
             nonlocal before
             jumps.add((frame.f_code, before, frame.f_lineno))
             before = frame.f_lineno
@@ -181,7 +177,7 @@ def reached(target: ModuleType, data: bytes) -> frozenset[tuple[Any, int, int]]:
     return frozenset(jumps)
 
 
-def keep_smallest(name: str):
+def keep_smallest(name):
     """Make `corpus/NAME` the smallest inputs that reach what seeds, corpus and everything found reach. Named inputs stay."""
     target = load(name)
     old = sorted((CORPUS / name).glob("*"))
@@ -205,7 +201,7 @@ def keep_smallest(name: str):
 # ---- all targets, each in a process of its own ----
 
 
-def run_all(names: list[str], seconds: float, engine: str) -> int:
+def run_all(names, seconds, engine):
     """Print a row for each target; the number of those with a finding."""
     print(f"{'target':<10} {'executions':>11} {'a second':>9} {'edges':>7} {'new inputs':>10}  finding")
     broken = 0
@@ -226,20 +222,20 @@ def run_all(names: list[str], seconds: float, engine: str) -> int:
     return broken
 
 
-def _row(name: str, output: str, new: int, status: int) -> str:
+def _row(name, output, new, status):
     patterns = (r"executed_units: *(\d+)", r"exec_per_sec: *(\d+)", r"cov: (\d+)")
     count, rate, edges = (["-", *re.findall(pattern, output)][-1] for pattern in patterns)
     return f"{name:<10} {count:>11} {rate:>9} {edges:>7} {new:>10}  {'FOUND ONE' if status else 'none'}"
 
 
-def _what_broke(name: str, output: str) -> str:
+def _what_broke(name, output):
     path = re.findall(rf"\S*{re.escape(str(FINDINGS))}/\S+", output)
     lines = [line for line in output.splitlines() if not re.match(r"#\d+\s|INFO|stat::|==\d+==|MS:|0x", line)]
     replay = f"python tests/fuzz/run.py {name} {path[-1]}" if path else "(no input was written)"
     return "\n".join([*lines[-40:], f"again with: {replay}"])
 
 
-def parsed() -> argparse.Namespace:
+def parsed():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*", help=f"targets, of {', '.join(TARGETS)}; or one target and files to run")
     parser.add_argument("--seconds", type=float, default=60, help="for each target (default: 60)")
@@ -249,7 +245,7 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main():
     options = parsed()
     names = [name for name in options.names if name in TARGETS] or list(TARGETS)
     files = [Path(name) for name in options.names if name not in TARGETS]

@@ -7,8 +7,6 @@ interpreter that runs this; the newest pair also has the newest deepspeed and ra
 with recording on, `unpatch`, a replay of what was recorded under each backend, and its comparison with the truth. The table is docs/reference/versions.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -18,7 +16,6 @@ import sys
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +54,7 @@ Steps = dict[str, str]
 """One environment's answers: both versions, and for each step "yes", or the first line of what went wrong."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words=None):
     """Try the pairs; write the page if it was all of them. Exit code 1 if a step of any failed."""
     parser = argparse.ArgumentParser(description="Try releases of OpenRLHF and transformers.")
     parser.add_argument("pairs", nargs="*", help="OPENRLHF+TRANSFORMERS, such as 0.11.2+5.15.0; default: the table's")
@@ -77,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(any(answer != "yes" for steps in tried for name, answer in steps.items() if name in ("install", *STEPS)))
 
 
-def try_pair(openrlhf: str, transformers: str, envs: Path, folder: Path) -> Steps:
+def try_pair(openrlhf, transformers, envs, folder):
     """The whole way in one environment."""
     python = environment(envs / f"{openrlhf}_{transformers}", openrlhf, transformers)
     if isinstance(python, str):
@@ -89,7 +86,7 @@ def try_pair(openrlhf: str, transformers: str, envs: Path, folder: Path) -> Step
     return steps | {name: replayed(python, folder, flags) for name, flags in BACKENDS.items()}
 
 
-def environment(folder: Path, openrlhf: str, transformers: str) -> Path | str:
+def environment(folder, openrlhf, transformers):
     """Its interpreter, with the two packages over this interpreter's; or what pip says."""
     python = folder / "bin" / "python"
     if not python.exists():
@@ -107,7 +104,7 @@ def environment(folder: Path, openrlhf: str, transformers: str) -> Path | str:
     return python
 
 
-def captured(python: Path, folder: Path) -> str:
+def captured(python, folder):
     """Patch, record each of the calls, unpatch: "yes" if all were recorded and the file is what it was."""
     where = "import importlib.util as u; print(u.find_spec('openrlhf').submodule_search_locations[0])"
     actor = Path(run([str(python), "-c", where], folder).stdout.strip()) / "models" / "actor.py"
@@ -126,7 +123,7 @@ def captured(python: Path, folder: Path) -> str:
     return "yes" if len(dumps) == CALLS else f"{len(dumps)} of {CALLS} calls were recorded"
 
 
-def replayed(python: Path, folder: Path, flags: Sequence[str]) -> str:
+def replayed(python, folder, flags):
     """A replay with backward of what was recorded, and its comparison with the truth."""
     for words in (
         ["replay", "--dtype", "fp32", "--backward", "--keep-gradients", "--quiet", *flags],
@@ -137,25 +134,25 @@ def replayed(python: Path, folder: Path, flags: Sequence[str]) -> str:
     return "yes"
 
 
-def actordbg(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def actordbg(python, folder, *words):
     """A command of the product, in this environment, on its store."""
     return run([str(python), "-m", "actordbg", *words], folder)
 
 
-def run(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(words, folder):
     """A program to its end."""
     environ = os.environ | {"ACTORDBG_STORE": str(folder / "store"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=900)
 
 
-def first_line(done: subprocess.CompletedProcess[str]) -> str:
+def first_line(done):
     """What went wrong: the error's line, else the last one."""
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("error", "ERROR")) or "Error: " in line]
     return (told or lines or [f"exit code {done.returncode}"])[-1][:200].replace("|", "/")
 
 
-def page_of(tried: Sequence[Steps]) -> str:
+def page_of(tried):
     """The table as Markdown."""
     from importlib.metadata import version
 

@@ -47,7 +47,7 @@ class Weight:
     large_files: int
 
 
-def starts(source: str) -> list[tuple[int, int]]:
+def starts(source):
     """Returns where the tokens of a source begin, without layout. An f-string is one token, as it was until Python 3.11."""
     found, depth = [], 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -58,7 +58,7 @@ def starts(source: str) -> list[tuple[int, int]]:
     return found
 
 
-def code_tokens(source: str) -> int:
+def code_tokens(source):
     """Counts the tokens of a source that are neither comments, docstrings nor layout."""
     nodes = list(ast.walk(ast.parse(source)))
     alone = (node.value for node in nodes if isinstance(node, ast.Expr))
@@ -69,7 +69,7 @@ def code_tokens(source: str) -> int:
     return in_texts + sum(start not in documentation for start in starts(source))
 
 
-def dense(source: str) -> dict[str, list[int]]:
+def dense(source):
     """Returns the lines where control flow hides in an expression, by its kind.
 
     A condition in an f-string is `a if b else c`, `and` or `or`, a fallback (`x or "none"`) too. What a list or a text is multiplied by
@@ -93,7 +93,7 @@ def dense(source: str) -> dict[str, list[int]]:
     return found
 
 
-def flags_of(tree: ast.Module) -> set[str]:
+def flags_of(tree):
     """Returns the names that hold a condition somewhere in a file: by what is assigned to them, or by their type."""
     pairs = []
     flags = set()
@@ -113,7 +113,7 @@ ASKING = ("bool", "any", "all", "hasattr", "isinstance", "callable")
 """Functions that answer yes or no, beside those that begin with `is_` or `has_`."""
 
 
-def is_condition(node: ast.expr) -> bool:
+def is_condition(node):
     """Whether an expression is a condition by its form."""
     called = getattr(node, "func", None)
     name = str(getattr(called, "id", None) or getattr(called, "attr", ""))
@@ -122,19 +122,19 @@ def is_condition(node: ast.expr) -> bool:
     return constant or asks or isinstance(node, ast.Compare | ast.BoolOp) or isinstance(getattr(node, "op", None), ast.Not)
 
 
-def depth(node: ast.AST) -> int:
+def depth(node):
     """How deeply expressions are nested below a node."""
     return isinstance(node, ast.expr) + max(map(depth, ast.iter_child_nodes(node)), default=0)
 
 
-def depths(paths: list[Path]) -> list[int]:
+def depths(paths):
     """How deeply each statement's own expressions are nested, in order of size."""
     nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt))
     own = ([part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)] for node in nodes)
     return sorted(max(map(depth, parts)) for parts in own if parts)
 
 
-def weigh(paths: list[Path]) -> Weight:
+def weigh(paths):
     """Weighs these files together."""
     sources = [path.read_text() for path in paths]
     lines = [source.count("\n") for source in sources]
@@ -146,17 +146,17 @@ def weigh(paths: list[Path]) -> Weight:
     )
 
 
-def product(root: Path) -> list[Path]:
+def product(root):
     """Returns the product's Python files."""
     return sorted((root / "actordbg").rglob("*.py"))
 
 
-def tests(root: Path) -> list[Path]:
+def tests(root):
     """Returns the Python files of the tests and their helpers."""
     return sorted((root / "tests").rglob("*.py"))
 
 
-def rooms(root: Path) -> list[str]:
+def rooms(root):
     """Returns the names of the packages directly under `actordbg/`."""
     return sorted(path.parent.name for path in (root / "actordbg").glob("*/__init__.py"))
 
@@ -170,24 +170,24 @@ print(json.dumps({room: sorted(graph.find_modules_directly_imported_by(room) & {
 """
 
 
-def room_imports(root: Path) -> dict[str, list[str]]:
+def room_imports(root):
     """Returns for each room the other rooms that its files import."""
     imported = json.loads(python(root, "-c", IMPORTS, *(f"actordbg.{room}" for room in rooms(root))))
     return imported
 
 
-def floors(root: Path) -> int:
+def floors(root):
     """Counts the rooms on the longest path of imports. Raises RecursionError if rooms import each other in a circle."""
     imports = room_imports(root)
 
     @cache
-    def height(room: str) -> int:
+    def height(room):
         return 1 + max(map(height, imports[room]), default=0)
 
     return max(map(height, imports))
 
 
-def markdown_words(root: Path) -> int:
+def markdown_words(root):
     """Counts the words of all Markdown of a checkout, separated by white space as `wc -w` does."""
     parts = {path: path.relative_to(root).parts for path in root.rglob("*.md")}
     pages = (path for path in parts if not any(part.startswith(".") or part in ("build", "node_modules") for part in parts[path]))
@@ -217,7 +217,7 @@ print(sum(map(bool, texts)), sum(text.count("\\n") for text in texts), len(dumps
 """A training that records calls: prints our modules that it loaded, without empty ones, their lines, and its dumps."""
 
 
-def python(root: Path, *arguments: str) -> str:
+def python(root, *arguments):
     """What an interpreter with this checkout on its path prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment |= {"PYTHONPATH": str(root), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
@@ -228,7 +228,7 @@ def python(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def trainer(root: Path) -> tuple[int, int]:
+def trainer(root):
     """What a training that records has loaded of us: modules, without empty `__init__.py`, and lines."""
     with tempfile.TemporaryDirectory() as folder:
         python(root, "-m", "actordbg", "--store", folder, "dump", "enable")
@@ -238,7 +238,7 @@ def trainer(root: Path) -> tuple[int, int]:
     return modules, loaded
 
 
-def figures(root: Path) -> dict[str, str]:
+def figures(root):
     """Returns every figure of one checkout, in words, by its name; the rooms' tokens last, each under its room's name."""
     of_product, of_tests, (modules, loaded) = weigh(product(root)), weigh(tests(root)), trainer(root)
     hidden = [dense(path.read_text()) for path in product(root)]
@@ -259,7 +259,7 @@ def figures(root: Path) -> dict[str, str]:
     } | {f"  {room}": f"{weigh(sorted((root / 'actordbg' / room).rglob('*.py'))).tokens:,}" for room in rooms(root)}
 
 
-def main(roots: list[str]):
+def main(roots):
     """Print the figures of these checkouts side by side."""
     for root in roots:
         if not (Path(root) / "actordbg").is_dir():

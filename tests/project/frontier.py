@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Change:
     breaks: bool = False
 
 
-def contracts() -> dict[str, Contract]:
+def contracts():
     """Return the contract of each package: the table's places, the adapters' seams, and OpenRLHF's losses."""
     table = tomllib.loads(CONTRACTS.read_text())
     found = {package: dict(entry.get("places", {})) for package, entry in table.items()}
@@ -62,7 +62,7 @@ def contracts() -> dict[str, Contract]:
     return {package: Contract(entry["tried"], found[package]) for package, entry in table.items()}
 
 
-def compared(contract: Contract, before: Path, after: Path) -> Iterator[Change]:
+def compared(contract, before, after):
     """Yield what differs between two folders of sources, place by place."""
     for place, relied_on in contract.places.items():
         old, new = definition(before, place), definition(after, place)
@@ -74,7 +74,7 @@ def compared(contract: Contract, before: Path, after: Path) -> Iterator[Change]:
             yield from (Change(place, relied_on, what, breaks) for what, breaks in differences(old, new))
 
 
-def differences(old: ast.AST, new: ast.AST) -> Iterator[tuple[str, bool]]:
+def differences(old, new):
     """Yield in words how a definition differs, and whether an argument that was there is missing."""
     had, has = arguments(old), arguments(new)
     if lost := [name for name in had if name not in has]:
@@ -88,12 +88,12 @@ def differences(old: ast.AST, new: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 @functools.cache
-def parsed(file: Path) -> ast.AST:
+def parsed(file):
     """Read a file of sources once for all its places."""
     return ast.parse(file.read_bytes())
 
 
-def definition(folder: Path, place: str) -> ast.AST | None:
+def definition(folder, place):
     """Return the definition of `module:name` or `module:Class.name` in a folder of sources; None if there is none."""
     module, _, name = place.partition(":")
     path = folder.joinpath(*module.split("."))
@@ -109,7 +109,7 @@ def definition(folder: Path, place: str) -> ast.AST | None:
     return found
 
 
-def names(node: ast.AST) -> set[str]:
+def names(node):
     """Return the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
@@ -117,7 +117,7 @@ def names(node: ast.AST) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def arguments(node: ast.AST) -> list[str]:
+def arguments(node):
     """Return the names of the arguments of a function, or of a class's `__init__`, in their order."""
     if isinstance(node, ast.ClassDef):
         made = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
@@ -129,7 +129,7 @@ def arguments(node: ast.AST) -> list[str]:
     return [part.arg for part in (*given.posonlyargs, *given.args, *given.kwonlyargs)] + more
 
 
-def returned(node: ast.AST) -> list[str]:
+def returned(node):
     """Return the expressions that a function returns; [] for another definition."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
@@ -137,7 +137,7 @@ def returned(node: ast.AST) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def body(node: ast.AST) -> str:
+def body(node):
     """Return a definition as text, without docstrings and comments."""
     text = ast.parse(ast.unparse(node))
     for part in ast.walk(text):
@@ -147,11 +147,11 @@ def body(node: ast.AST) -> str:
     return ast.unparse(text)
 
 
-def is_text(node) -> bool:
+def is_text(node):
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def sources(package: str, version: str, folder: Path) -> Path:
+def sources(package, version, folder):
     """Download a release, and return the folder that holds its package. Raises CalledProcessError if there is none."""
     place = folder / f"{package}-{version}"
     if not place.exists():
@@ -170,7 +170,7 @@ def sources(package: str, version: str, folder: Path) -> Path:
     return min(holders, key=lambda holder: len(holder.parts), default=place)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words=None):
     """Compare releases with what was tried."""
     parser = argparse.ArgumentParser(description="What new releases change of that which this project relies on.")
     parser.add_argument("releases", nargs="+", help="PACKAGE==VERSION")

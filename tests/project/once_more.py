@@ -7,8 +7,6 @@ ever before. A test that fails beside others and passes alone is named in the la
 as twice before, of the product.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,7 +20,7 @@ BY_CHANCE = "tests/fuzz/"
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
-def main(exit_code: int) -> int:
+def main(exit_code):
     """The exit code of the whole: 0 only where every test that failed passed alone."""
     if exit_code != TESTS_FAILED:
         return exit_code

@@ -6,8 +6,6 @@ that it wrote. BEFORE runs twice, so that what differs from run to run (ids, tim
 a value that differs between the two runs of BEFORE is not compared. Exits with 1 if anything else differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +70,7 @@ help      --help
 """
 
 
-def steps(inputs: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
+def steps(inputs, out):
     """Yields the name and the arguments of each command."""
     made = {"INPUT": str(inputs), "WHERE": SMALL, "LOG": str(out / "a.log"), "LOG2": str(out / "b.log")}
     for line in STEPS.strip().splitlines():
@@ -81,7 +78,7 @@ def steps(inputs: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
         yield name, [made.get(word, word.replace("OUT", str(out))) for word in words]
 
 
-def leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
+def leaves(value, path):
     """Yields the path and the text of every value in a JSON document."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -93,7 +90,7 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
         yield path, json.dumps(value)
 
 
-def printed(text: str, path: str) -> Iterator[tuple[str, str]]:
+def printed(text, path):
     """Yields the values of a JSON document, or the lines of a text with every number replaced by #."""
     try:
         document = json.loads(text)
@@ -104,7 +101,7 @@ def printed(text: str, path: str) -> Iterator[tuple[str, str]]:
     yield from leaves(document, path)
 
 
-def rows(catalog: Path) -> Iterator[tuple[str, str]]:
+def rows(catalog):
     """Yields every row of every table of a catalog, and the statement that made the table."""
     with sqlite3.connect(f"file:{catalog}?mode=ro", uri=True) as connection:
         for table, statement in sorted(connection.execute("SELECT name, sql FROM sqlite_master WHERE type='table'")):
@@ -114,13 +111,13 @@ def rows(catalog: Path) -> Iterator[tuple[str, str]]:
                 yield from ((f"{table}[{position}].{name}", repr(value)) for name, value in zip(names, row, strict=True))
 
 
-def files(folder: Path) -> Iterator[tuple[str, str]]:
+def files(folder):
     """Yields the digest of every file below a folder, by a name in which numbers are #."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
         yield f"{path.relative_to(folder)}", hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def run(checkout: Path) -> Leaves:
+def run(checkout):
     """Runs the commands in a checkout and returns everything that they printed and wrote."""
     work = Path(tempfile.mkdtemp(prefix="same-"))
     store, out = work / "store", work / "out"
@@ -151,12 +148,12 @@ def run(checkout: Path) -> Leaves:
     return {without_ids(path): value for path, value in everything.items()}
 
 
-def without_ids(path: str) -> str:
+def without_ids(path):
     """Returns a path without the time and the random part of ids made today, so that two runs have the same paths."""
     return re.sub(time.strftime(r"%Y%m%d[-T]\d{6}(\.\d{6})?Z?((-\d+)*)(-[0-9a-f]{6,8}\b)?", time.gmtime()), r"ID\2", path)
 
 
-def differences(before: Leaves, again: Leaves, now: Leaves) -> dict[str, tuple[str, str]]:
+def differences(before, again, now):
     """Returns what differs between two checkouts, by path: the value before and the value now; `-` if there is none.
 
     `before` and `again` are two runs of the first checkout: what differs between them is not compared.
@@ -165,7 +162,7 @@ def differences(before: Leaves, again: Leaves, now: Leaves) -> dict[str, tuple[s
     return {path: (before.get(path, "-"), now.get(path, "-")) for path in sorted(paths)}
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Compares two checkouts and prints what differs."""
     first, last = (Path(word).resolve() for word in [*arguments, ROOT][:2])
     before, again, now = run(first), run(first), run(last)

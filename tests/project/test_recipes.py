@@ -1,7 +1,5 @@
 """The recipes of CONTRIBUTING.md can be followed: each names its files, and a test that exists."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -9,7 +7,7 @@ from docpages import names_of_tests
 from roots import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text().partition("## Recipes")[2]
-RECIPES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+RECIPES = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 

@@ -5,13 +5,10 @@
 Code in backticks, fenced blocks and names of laws are not text. `ALLOWED` is what is left; it may only shrink.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 PATTERNS = {
@@ -27,11 +24,11 @@ PATTERNS = {
     "begins with also if": r"\balso (if|when|where)\b|\bwhere there (is|are) (no|none)\b",
 }
 HISTORY = ("log.md", "weight.md")
-ALLOWED: dict[str, int] = {}
+ALLOWED = {}
 """What is left of each pattern."""
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
+def texts(path):
     """Line and text of each docstring, message and paragraph of a file."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
@@ -50,7 +47,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def findings(path: Path) -> Iterator[tuple[int, str, str]]:
+def findings(path):
     """Line, pattern and text around each place of a file that a pattern matches."""
     for line, text in texts(path):
         plain = re.sub(r"`[^`]*`", "``", text)
@@ -60,7 +57,7 @@ def findings(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield place, name, " ".join(plain[max(0, match.start() - 50) : match.end() + 40].split())
 
 
-def files(root: Path) -> list[Path]:
+def files(root):
     """The product's modules and all pages, without what is generated and what keeps history."""
     pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")]
     written = [
@@ -71,7 +68,7 @@ def files(root: Path) -> list[Path]:
 
 if __name__ == "__main__":
     chosen = [Path(name) for name in sys.argv[1:] if name != "--list"]
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for path in [
         file for one in chosen for file in (sorted(one.rglob("*.py")) + sorted(one.rglob("*.md")) if one.is_dir() else [one])
     ]:

@@ -5,8 +5,6 @@
 Several scenarios, separated by commas, run one after another in one process; then what each found stands under its name. The tests read that. Log-probs travel as lists; inputs are made from seeds, so every process makes the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -14,9 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import roots
 
@@ -24,11 +20,11 @@ VOCAB = 4096
 
 
 def make_dump(
-    seed: int = 0,
-    length: int = 24,
-    actions: int = 8,
-    vocab: int = VOCAB,
-    arguments: dict[str, Any] | None = None,
+    seed=0,
+    length=24,
+    actions=8,
+    vocab=VOCAB,
+    arguments=None,
     **record,
 ):
     """A captured call of three rows padded on both sides; `actions` 0 for none; further fields of its record by name."""
@@ -61,7 +57,7 @@ def make_dump(
     return Dump(made, tensors)
 
 
-def adapter(cache: Path) -> dict[str, Any]:
+def adapter(cache):
     """OpenRLHF's Actor and the truth of a LoRA adapter's folder, for a call with the adapter on and one with it off."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -93,12 +89,12 @@ def adapter(cache: Path) -> dict[str, Any]:
 ROLES = ("policy", "reference")
 
 
-def apart(one, other) -> float:
+def apart(one, other):
     """The largest difference of two outcomes' log-probs."""
     return float((one.log_probs - other.log_probs)[one.mask].abs().max())
 
 
-def numbers(outcome) -> dict[str, Any]:
+def numbers(outcome):
     """An outcome as plain data: log-probs where the mask is set (the others are not replayed values), loss, norm."""
     chosen = outcome.log_probs.where(outcome.mask, 0.0)
     return {
@@ -109,7 +105,7 @@ def numbers(outcome) -> dict[str, Any]:
     }
 
 
-def failing(session) -> str:
+def failing(session):
     """The error of a call in whose forward a layer raises."""
     import torch
 
@@ -127,14 +123,12 @@ def failing(session) -> str:
     return "ran"
 
 
-def furthest(left: list[list[float]], right: list[list[float]]) -> float:
+def furthest(left, right):
     """The largest difference of two lists of log-probs."""
     return max(abs(a - b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True))
 
 
-def run_scenario(
-    name: str, cache: Path, *, world: int | None = None, program: str = __file__, **environment: str
-) -> list[dict[str, Any]]:
+def run_scenario(name, cache, *, world=None, program=__file__, **environment):
     """Run a scenario (or several: see above) of `program` in `world` processes (None: one, without rank variables), and return what
     each found. The first that fails ends the others, which may wait for it.
     """
@@ -163,7 +157,7 @@ def run_scenario(
     return [json.loads(text.splitlines()[-1]) for text in texts[::2]]
 
 
-def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None):
+def main(arguments, scenarios=None):
     names, cache = arguments
     found = {name: (scenarios or globals())[name](Path(cache)) for name in names.split(",")}
     print("\n" + json.dumps(found if "," in names else found[names]), flush=True)

@@ -1,35 +1,31 @@
 """A store that records the calls of this process, for tests of adapters."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import torch
 
 from actordbg.capture import hook
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
 
 
-def record_here(store: Store, **control) -> str:
+def record_here(store, **control):
     """Switch recording on in this store; its folder."""
     switch = {"format": 2, "enabled": True, "generation": 1, "run": "r", "since": "2026-11-20T12:00:00.000000Z"}
     (store.root / "control.json").write_text(json.dumps(switch | {"with_outputs": True, "free_floor_bytes": 0} | control))
     return str(store.root)
 
 
-def dumps_of(store: Store) -> list[payload.Dump]:
+def dumps_of(store):
     """What was recorded into this store by this process."""
     slot = hook._slots.pop(str(store.root.resolve()), None) or hook._slots.pop(str(store.root))
     assert slot.recorder.close()
     return [payload.load(path) for path in sorted(store.iter_dumps())]
 
 
-def truth_of(model: Path, dump: payload.Dump) -> torch.Tensor:
+def truth_of(model, dump):
     """The log-probs of a dump by the truth of this model."""
     from actordbg.actor.truth_session import TruthSession
     from actordbg.config.replay_config import ReplayConfig
@@ -40,7 +36,7 @@ def truth_of(model: Path, dump: payload.Dump) -> torch.Tensor:
     return truth
 
 
-def small_model(folder: Path):
+def small_model(folder):
     """A Llama of 16 tokens, saved."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,9 +1,6 @@
 """How much a test takes of what has no end: kills, forks, faults, models. A sample in `make test`, all of it in `make whole`."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,11 +8,11 @@ T = TypeVar("T")
 WHOLE = bool(os.environ.get("WHOLE"))
 
 
-def amount(sample: int, whole: int) -> int:
+def amount(sample, whole):
     """`sample` in `make test`, `whole` with WHOLE=1."""
     return whole if WHOLE else sample
 
 
-def first_or_all(choices: Sequence[T], count: int = 1) -> Sequence[T]:
+def first_or_all(choices, count=1):
     """Returns the first of several slow variants (or the first `count`), and all of them with WHOLE=1."""
     return choices if WHOLE else choices[:count]

@@ -4,10 +4,7 @@ A `sitecustomize.py` on PYTHONPATH reaches every worker, and changes a module th
 product knows of it.
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 POSITIONS_RUN_ON = """
 import torch
@@ -206,7 +203,7 @@ if "TEMPLATE_OF_WORKERS" in os.environ:
 """
 
 
-def environment(folder: Path, fault: str) -> dict[str, str]:
+def environment(folder, fault):
     """Variables under which every Python process has this fault. `folder / "reached"` gets a line from each that it reached."""
     folder.mkdir()
     late = fault.replace("import torch\n", "").replace("def change(module):\n", "def change(module):\n    import torch\n")

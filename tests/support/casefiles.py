@@ -22,7 +22,7 @@ class Case(NamedTuple):
     expected: list[str]
 
 
-def cases_of(name: str) -> dict[str, Case]:
+def cases_of(name):
     """Returns the cases of a file by their names, in order."""
     _, *parts = ("\n" + (FOLDER / f"{name}.test").read_text(encoding="utf-8")).split("\ncase ")
     found = {}

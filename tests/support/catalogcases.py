@@ -1,18 +1,13 @@
 """Dumps and replays for the catalog's tests: small, real files, made by the same code that a training run uses."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,14 +18,13 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 START = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
 
 DERIVED = ("caller", "replay", "result", "comparison", "comparison_run", "damaged_file")
 
 
-def record(index: int, **changes) -> DumpRecord:
+def record(index, **changes):
     """The record of call `index` of a run with 4 ranks: one call every 37 ms, lengths from 8 to 39."""
     moment = format_timestamp(START + timedelta(milliseconds=37 * index))
     rank, seq_len = index % 4, 8 + (index * 7) % 32
@@ -45,14 +39,14 @@ def record(index: int, **changes) -> DumpRecord:
     return replace(plain, **changes)
 
 
-def publish(store: Store, described: DumpRecord) -> Path:
+def publish(store, described):
     """Write the dump of a record, with tensors that fit it."""
     shape = (described.batch_size, described.seq_len)
     tensors = {"sequences": torch.arange(shape[0] * shape[1]).view(shape), "attention_mask": torch.ones(shape).long()}
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill(store: Store, count: int, **changes) -> list[DumpRecord]:
+def fill(store, count, **changes):
     """Publish the first `count` calls and return their records."""
     records = [record(index, **changes) for index in range(count)]
     for described in records:
@@ -60,13 +54,13 @@ def fill(store: Store, count: int, **changes) -> list[DumpRecord]:
     return records
 
 
-def header_frame(line: bytes) -> bytes:
+def header_frame(line):
     """The frame that begins a dump file, for a record's line of JSON that may be anything."""
     header = b"%b\n%08x" % (line, zlib.crc32(line))
     return MAGIC + len(header).to_bytes(4, "little") + header
 
 
-def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:
+def with_record(blob, old, new):
     """A dump file's bytes with a change in its record, and the right checksum for it."""
     end = 8 + int.from_bytes(blob[4:8], "little")
     line = dumpfile.record_line(blob[8:end])
@@ -74,19 +68,19 @@ def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:
     return header_frame(line.replace(old, new)) + blob[end:]
 
 
-def settle(store: Store):
+def settle(store):
     """Make every folder look as if it had last changed a minute ago, so that its listing is relied on."""
     past = time.time() - 60
     for folder in (*store.dump_folders(), *store.packs.glob("[!.]*")):
         os.utime(folder, (past, past))
 
 
-def input_of(described: DumpRecord, path: str = "-") -> ReplayInput:
+def input_of(described, path="-"):
     """This dump as a replay's input."""
     return ReplayInput(described.dump_id, path, described.rank, described.batch_size, described.seq_len, described.tokens)
 
 
-def spec(replay_id: str, records: list[DumpRecord], **config) -> ReplaySpec:
+def spec(replay_id, records, **config):
     """A replay of these dumps."""
     created = f"2025-07-01T00:00:{len(replay_id) % 60:02d}.000000Z"
     return ReplaySpec(
@@ -94,7 +88,7 @@ def spec(replay_id: str, records: list[DumpRecord], **config) -> ReplaySpec:
     )
 
 
-def write_spec(store: Store, described: ReplaySpec) -> Path:
+def write_spec(store, described):
     """Write `spec.json`, and return the replay's folder."""
     folder = store.replays / described.replay_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,13 +96,13 @@ def write_spec(store: Store, described: ReplaySpec) -> Path:
     return folder
 
 
-def result(replay_id: str, dump_id: str, status: str = "passed", **values) -> ResultRecord:
+def result(replay_id, dump_id, status="passed", **values):
     """A result that finished at 01:00 unless said otherwise."""
     values.setdefault("finished_at", "2025-07-01T01:00:00.000000Z")
     return ResultRecord(replay_id, dump_id, status, **values)
 
 
-def append(journal: Path, *events: dict[str, Any] | ResultRecord):
+def append(journal, *events):
     """Append events to a journal as a worker does."""
     with journal.open("a") as file:
         for event in events:
@@ -116,7 +110,7 @@ def append(journal: Path, *events: dict[str, Any] | ResultRecord):
             file.write(json.dumps(data) + "\n")
 
 
-def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
+def dump_rows(store, names):
     """These columns of all dumps, those of their callers among them, times as text, in order of the ids."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         tables.add_functions(connection)
@@ -124,7 +118,7 @@ def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
         return connection.execute(f"SELECT {plain} FROM dump JOIN caller ON caller.id = dump.caller ORDER BY dump_id").fetchall()
 
 
-def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
+def contents(store):
     """Every derived row, without the numbers of rows, in whatever order an upgrade left the columns."""
     tables = {"dump": dump_rows(store, list(DUMP_COLUMNS))}
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:

@@ -6,7 +6,6 @@ python causecases.py SCENARIO MODEL_CACHE
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from planted_table import rounded
 from replaycases import publish
 
 from actordbg.actor.session import open_actor
-from actordbg.causes.fit import FitResult, fit, refined
+from actordbg.causes.fit import fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.causes.in_worker import CausesInWorker
 from actordbg.config.replay_config import WIDER, ReplayConfig
@@ -36,7 +35,7 @@ Arrays = list[Any]
 """Log-probs of each dump."""
 
 
-def sampled(model, seed: int):
+def sampled(model, seed):
     """A call of four rows, padded on both sides, whose answers the model sampled with top-p 0.9."""
     dump = dump_of("both", rows=4, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
@@ -70,33 +69,33 @@ class Bench:
         self.truth = self.examined()
         self.own = self.wide.resolved["causes"]
         self.healthy = [self.values(self.ran(through=None, truth=self.dtype)), self.values(self.run(self.session))]
-        self.weights: dict[str, Arrays] = {}
+        self.weights = {}
 
     def open(self, **settings):
         given = {"model": self.model, "dtype": self.dtype, "through": "rows"} | settings
         return self.opened.enter_context(open_actor(ReplayConfig(**given), model_cache=self.cache))
 
-    def run(self, session) -> list[Any]:
+    def run(self, session):
         return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
 
-    def examined(self) -> list[Any]:
+    def examined(self):
         """The truth's outcomes, with its log-probs under the causes that its configuration asks for."""
         outcomes = self.run(self.wide)
         for dump, outcome in zip(self.dumps, outcomes, strict=True):
             self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, asked=True))
         return outcomes
 
-    def ran(self, plant: Callable[[Any], Any] | None = None, **settings) -> list[Any]:
+    def ran(self, plant=None, **settings):
         """What a replay gives, in which something may be planted. With settings, it is another one."""
         session = self.open(**settings) if settings else self.session
         with plant(session.model) if plant else contextlib.nullcontext():
             return self.run(session)
 
     @staticmethod
-    def values(outcomes: list[Any]) -> Arrays:
+    def values(outcomes):
         return [outcome.log_probs.double().numpy() for outcome in outcomes]
 
-    def explain(self, recorded: Arrays) -> FitResult:
+    def explain(self, recorded):
         """What is fitted to log-probs [B, A] of each dump, with the sizes that a fit asks for."""
         causes = [{name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name} for ran in self.truth]
         for _ in range(3):
@@ -120,7 +119,7 @@ class Bench:
                 known |= {name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name}
         return fitted
 
-    def logits(self) -> Arrays:
+    def logits(self):
         """The plain model's logits [B, A, V] that predict the actions."""
         with torch.no_grad():
             return [self._logits(dump) for dump in self.dumps]
@@ -131,7 +130,7 @@ class Bench:
         logits = self.plain(dump.tensors["sequences"], attention_mask=real, position_ids=positions).logits
         return logits[:, -1 - dump.tensors["action_mask"].shape[1] : -1]
 
-    def warped(self, warper) -> Arrays:
+    def warped(self, warper):
         """Healthy log-probs, and what one of transformers' samplers makes of a distribution."""
         return self.moved(
             lambda dump, logits: torch.stack(
@@ -139,7 +138,7 @@ class Bench:
             ).log_softmax(-1)
         )
 
-    def moved(self, change: Callable[[Any, Any], Any]) -> Arrays:
+    def moved(self, change):
         """Healthy log-probs, and what `change` makes of them: from a dump and its logits, other log-probs of the vocabulary."""
         moved = []
         for dump, logits, healthy in zip(self.dumps, self.logits(), self.healthy[1], strict=True):
@@ -149,7 +148,7 @@ class Bench:
             moved.append(healthy + apart.double().numpy() * dump.tensors["action_mask"].numpy())
         return moved
 
-    def called(self, seen: Callable[[Any, Any], Any], places: Callable[[Any], Any], together: bool = False) -> Arrays:
+    def called(self, seen, places, together=False):
         """Healthy log-probs, and what another call makes of them: another mask, other positions, all rows in one."""
 
         def change(dump, logits):
@@ -165,11 +164,11 @@ class Bench:
         return self.moved(change)
 
 
-def theta(size: float) -> Callable[[Any], Any]:
+def theta(size):
     return attribute("model.rotary_emb", "inv_freq", lambda inv_freq: inv_freq ** (np.log(size) / np.log(1e4)))
 
 
-def every(kind: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def every(kind, name, change):
     """Change an attribute of all modules of a kind."""
 
     @contextlib.contextmanager
@@ -201,7 +200,7 @@ def logits_in_bf16(model):
     hook.remove()
 
 
-PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
+PLANTED = {
     "norm epsilon": (every("Norm", "variance_epsilon", lambda _: 1e-3), 1e-3),
     "attention scale": (every("Attention", "scaling", lambda scale: scale * 1.3), 1.3),
     "rope theta": (theta(10_500.0), 10_500.0),
@@ -216,7 +215,7 @@ HIDDEN = {"inv_freq in bf16", "head in bf16", "logits in bf16"}
 """Too small to be seen in bf16 on so few tokens, or healthy there."""
 
 
-def named(fitted: FitResult, name: str, amount: float | None, case, beside: int = 0):
+def named(fitted, name, amount, case, beside=0):
     """The cause is the first that is named, within its error, with at most so many others of its kin."""
     names = [each.name for each in fitted.named]
     assert names[:1] == [name] and len(names) <= 1 + beside, (case, name, fitted)
@@ -226,14 +225,14 @@ def named(fitted: FitResult, name: str, amount: float | None, case, beside: int 
         assert abs(best.amount - amount) <= 5 * (best.error or 0.0) + 2e-5 * abs(amount), (case, name, best.amount, best.error)
 
 
-def in_bf16_numbers(folder: Path):
+def in_bf16_numbers(folder):
     """Round a checkpoint's weights to bf16, as most checkpoints are, even those trained in fp32."""
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().save_pretrained(folder)
 
 
-def planted(cache: Path):
+def planted(cache):
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -256,7 +255,7 @@ def planted(cache: Path):
         arranged(bench, case)
 
 
-def arranged(bench: Bench, case):
+def arranged(bench, case):
     """What moves log-probs without a model: a shift, rows that are others', placeholders; and what is nobody's is unknown."""
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
@@ -285,7 +284,7 @@ def arranged(bench: Bench, case):
     assert found.unknown and not found.named, (case, found)
 
 
-def others(cache: Path):
+def others(cache):
     """Weights of another step, an adapter that is missing, a window and soft caps that are not applied, an end token not allowed."""
     bench = Bench(str(model_of(cache, "llama")), "fp32", cache)
     ends = [each.log_softmax(-1)[..., 2].exp().double().numpy() for each in bench.logits()]
@@ -305,7 +304,7 @@ def others(cache: Path):
     without_a_mask_or_a_cap(cache)
 
 
-def without_a_mask_or_a_cap(cache: Path):
+def without_a_mask_or_a_cap(cache):
     bench = Bench(str(model_of(cache, "gemma2")), "bf16", cache)
 
     def capless(model):
@@ -320,7 +319,7 @@ def without_a_mask_or_a_cap(cache: Path):
     named(bench.explain(bench.values(windowless)), "sliding window", None, "gemma2")
 
 
-def healthy(cache: Path):
+def healthy(cache):
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
     for number, (family, dtype) in enumerate(first_or_all((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16")))):
         bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
@@ -329,7 +328,7 @@ def healthy(cache: Path):
             assert not found.named and not found.unknown and not found.placeholders, (family, dtype, packing, attn, found)
 
 
-def recorded(cache: Path) -> dict[str, str]:
+def recorded(cache):
     """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
     folders = {"model": model_with(cache, "llama", vocab_size=4096)}
     for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
@@ -354,7 +353,7 @@ def recorded(cache: Path) -> dict[str, str]:
     return folders
 
 
-def with_adapter(cache: Path, name: str, base: str, **more) -> str:
+def with_adapter(cache, name, base, **more):
     """A folder with a random adapter of a model's queries, values and head."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -366,7 +365,7 @@ def with_adapter(cache: Path, name: str, base: str, **more) -> str:
     return str(cache / name)
 
 
-def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
+def of_layers(part, scale):
     """Change the scale of the adapters of modules whose name ends with `part`; 0 turns them off, whatever a call turns on."""
 
     @contextlib.contextmanager
@@ -382,7 +381,7 @@ def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
     return plant
 
 
-def adapters(cache: Path):
+def adapters(cache):
     """The adapter of one kind of module, of one module, of all, at another scale; and an adapter that was saved with alpha 0."""
     base = str(model_of(cache, "llama"))
     good = with_adapter(cache, "adapter", base)
@@ -401,7 +400,7 @@ def adapters(cache: Path):
     assert narrow.unknown and narrow.nearest is None, "no single cause is bf16 as a whole"
 
 
-def sides(cache: Path) -> dict[str, str]:
+def sides(cache):
     """Stores with losses whose rollout is healthy, or wrong, behind an update of the weights, or in bf16."""
     from transformers import AutoModelForCausalLM
 
@@ -419,7 +418,7 @@ def sides(cache: Path) -> dict[str, str]:
         "updated": (before, before | {"attn": "sdpa"}),
         "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
     }
-    ran: dict[str, Arrays] = {}
+    ran = {}
     for name, (old, rollout) in first_or_all([*cases.items()], 3):
         store = Store(cache / name).create()
         folders[name] = str(store.root)

@@ -16,16 +16,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import roots
 from amounts import WHOLE, amount
 
 FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "phi3", "olmo2", "qwen3_5")
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+CONFIGURATIONS = {
     "plain": {},
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
     "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
@@ -54,16 +52,16 @@ class Cell:
     seed: int
 
     @property
-    def ranks(self) -> int:
+    def ranks(self):
         return 1 if self.configuration == "plain" else 2
 
     @property
-    def lanes(self) -> int:
+    def lanes(self):
         """Inputs that are judged at the same time."""
         return 1 if self.configuration in ("plain", "tp 2", "ring 2") else 2
 
 
-def all_cells(seeds: int) -> Iterator[Cell]:
+def all_cells(seeds):
     """Every cell: plain has three times as many inputs as the others, which start at even seeds where two ranks have one each."""
     for configuration in CONFIGURATIONS:
         for family in FAMILIES:
@@ -76,7 +74,7 @@ def all_cells(seeds: int) -> Iterator[Cell]:
                         yield replace(cell, seed=seed)
 
 
-def sample() -> list[Cell]:
+def sample():
     """A sample of them for every run of the tests, each of another shape; with WHOLE=1 four for each family, and two ranks.
 
     Llama and ranks that compute together are judged healthy beside their faults (`plantedfaults`, `locatecases.together`).
@@ -90,7 +88,7 @@ def sample() -> list[Cell]:
     return cells + [Cell("tp 2", "llama3", "bf16", seed % 2 == 1, seed) for seed in range(amount(0, 4))]
 
 
-def dump_of_seed(seed: int):
+def dump_of_seed(seed):
     """An input of two to four rows, of another shape for each seed; answers of one token now and then."""
     from lawcases import dump_of
 
@@ -104,7 +102,7 @@ def dump_of_seed(seed: int):
 # ---- a worker ----
 
 
-def work(file: Path, cache: Path, cells: Sequence[Cell]):
+def work(file, cache, cells):
     """Judge cells of one configuration, in this process and those of the other ranks."""
     import torch.distributed as dist
     from judged import Truths, judge
@@ -116,7 +114,7 @@ def work(file: Path, cache: Path, cells: Sequence[Cell]):
 
     rank = int(os.environ.get("RANK", "0"))
 
-    def line(cell: Cell, **told):
+    def line(cell, **told):
         if rank == 0:
             with file.open("a") as lines:
                 lines.write(json.dumps(asdict(cell) | told) + "\n")
@@ -172,11 +170,11 @@ def work(file: Path, cache: Path, cells: Sequence[Cell]):
 # ---- the parent ----
 
 
-def read(file: Path) -> list[dict[str, Any]]:
+def read(file):
     return [json.loads(each) for each in file.read_text().splitlines()] if file.is_file() else []
 
 
-def run(file: Path, cache: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def run(file, cache, cells):
     """Judge what the file lacks, configuration by configuration, and return every line."""
     for configuration in CONFIGURATIONS:
         while left := _left(file, [cell for cell in cells if cell.configuration == configuration]):
@@ -191,13 +189,13 @@ def run(file: Path, cache: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return read(file)
 
 
-def _left(file: Path, cells: Sequence[Cell]) -> list[Cell]:
+def _left(file, cells):
     names = Cell.__dataclass_fields__
     done = {Cell(**{name: line[name] for name in names}) for line in read(file)}
     return [cell for cell in cells if cell not in done]
 
 
-def _start(file: Path, cache: Path, cells: Sequence[Cell]):
+def _start(file, cache, cells):
     """Run the workers until they end, or say nothing for too long."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -224,7 +222,7 @@ def _start(file: Path, cache: Path, cells: Sequence[Cell]):
             process.wait()
 
 
-def figures(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def figures(lines):
     """Count the cells by word, and list those that are falsely red."""
     known = [line for line in lines if _is_known(line)]
     words = Counter(line["word"] for line in lines if line not in known)
@@ -233,7 +231,7 @@ def figures(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ]}  # fmt: skip
 
 
-def _is_known(line: dict[str, Any]) -> bool:
+def _is_known(line):
     words = TRUE_REDS.get((line["configuration"], line["dtype"]))
     return line["word"] == "WRONG" and words is not None and re.match(words, line["said"]) is not None
 

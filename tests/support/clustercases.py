@@ -1,13 +1,8 @@
 """A small Ray cluster of several raylets on this machine, as nodes, and scripted replays on it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import norename  # noqa: F401  registers the file system
 from roots import FORKED, ROOT, SUPPORT
@@ -16,10 +11,7 @@ from supervised import Bench
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.config.sources import mirror_name
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import using
-from actordbg.replay.supervise import ReplayOutcome
-from actordbg.store.layout import Store
 
 QUICK = {
     "memory_monitor_refresh_ms": 0,
@@ -54,7 +46,7 @@ class Machines:
     folder/site is imported by all of them: it refuses the others' folders (`NO_ENTRY`), and brings `norename://`.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder, self.site, self.url = folder, folder / "site", f"norename://{folder / 'bucket'}"
         info = self.site / "norename-1.dist-info"
         info.mkdir(parents=True)
@@ -62,24 +54,24 @@ class Machines:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: norename\nVersion: 1\n")
         (info / "entry_points.txt").write_text("[fsspec.specs]\nnorename = norename:NoRename\n")
 
-    def environment(self, name: str, others: str) -> dict[str, str]:
+    def environment(self, name, others):
         """Of machine `name`; those whose names begin with `others` are shut to it."""
         path = os.pathsep.join(map(str, (self.site, ROOT, SUPPORT, FORKED)))
         return {"XDG_CACHE_HOME": str(self.folder / name), "NO_ENTRY": str(self.folder / others), "PYTHONPATH": path}
 
-    def desk(self, name: str) -> dict[str, str]:
+    def desk(self, name):
         """The environment of commands on a machine that no node sees, and that sees no node."""
         return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | self.environment(
             f"desk-{name}", "node-"
         )
 
-    def mirror(self, name: str) -> Path:
+    def mirror(self, name):
         """Where such a machine mirrors the bucket."""
         return self.folder / f"desk-{name}" / "actordbg" / "staged" / mirror_name(self.url)
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes: int, machines: Machines | None = None, **of_each) -> Iterator[Any]:
+def ray_cluster(nodes, machines=None, **of_each):
     """A head without CPUs and `nodes` nodes; their workers can import the tests' helpers."""
     from ray.cluster_utils import Cluster
 
@@ -105,7 +97,7 @@ class SharedCluster:
     preparation and its commitment, so whoever then needs that CPU waits for ever.
     """
 
-    def __init__(self, machines: Machines):
+    def __init__(self, machines):
         self._machines, self._open, self._running = machines, contextlib.ExitStack(), None
 
     def whole(self):
@@ -116,7 +108,7 @@ class SharedCluster:
             self._open.enter_context(connected(ClusterOrder(self._running.address), "tests"))
         return self._running
 
-    def _is_whole(self) -> bool:
+    def _is_whole(self):
         import ray
 
         if len(self._running.worker_nodes) != 2 or not self._running.remaining_processes_alive():
@@ -134,7 +126,7 @@ class SharedCluster:
         self._open.close()
 
 
-def paused() -> list[tuple[str, int]]:
+def paused():
     """The address and the port of each of Ray's workers that its distributed debugger lists as paused."""
     import ray
     from ray.core.generated.gcs_pb2 import WorkerTableData
@@ -143,9 +135,7 @@ def paused() -> list[tuple[str, int]]:
     return [(one.worker_address.ip_address, one.debugger_port) for one in table if one.is_alive and one.num_paused_threads]
 
 
-def scripted(
-    store: Store, spec: ReplaySpec, script: dict[str, Any], cluster, order: ClusterOrder | None = None, **options
-) -> ReplayOutcome:
+def scripted(store, spec, script, cluster, order=None, **options):
     """A replay whose workers do what the script says, on the cluster."""
     asked = order or ClusterOrder(address=cluster.address)
     with on_cluster(asked, f"replay {spec.replay_id}") as engine, using(engine):
@@ -153,7 +143,7 @@ def scripted(
 
 
 @contextlib.contextmanager
-def on_cluster(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
+def on_cluster(order, title):
     """An engine over the connection that is open, else over one of its own."""
     import ray
 
@@ -168,5 +158,5 @@ def on_cluster(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
         engine.close()
 
 
-def fake_on(engine: RayEngine):
+def fake_on(engine):
     return lambda config, group, work: engine.launch(config, group, work, "fake_worker")

@@ -4,10 +4,7 @@ The mark is a line in the file that ACTORDBG_TEST_MARK names, and without that v
 whether the code ran in any process, also one that ended badly.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from actordbg.actor.models import build_tiny
 
@@ -24,7 +21,7 @@ class OwnModel(LlamaForCausalLM):
 AUTO_MAP = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
 
 
-def make(folder: Path, **config) -> tuple[Path, Path]:
+def make(folder, **config):
     """The folder of such a model, and the file in which it leaves its mark. `config`: what its config.json has besides."""
     build_tiny(folder)
     mark = folder.parent / f"{folder.name}.mark"

@@ -1,34 +1,28 @@
 """The command line, in this process and as a program."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
 from unittest.mock import patch
 
-from click.testing import Result
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
 from actordbg.cli import output
 from actordbg.cli.app import CONTENTS, app, main
 from actordbg.cli.lazy import every_command
-from actordbg.store.layout import Store
 
 
-def program(*words: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def program(*words, code="", **environment):
     """`actordbg WORDS` in a process of its own; `code` runs before it."""
     main = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     command = [sys.executable, "-c", main, *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
-def typed(*words: str, screen: type[io.StringIO] = io.StringIO) -> subprocess.CompletedProcess[str]:
+def typed(*words, screen=io.StringIO):
     """`actordbg WORDS` here, all the way: errors as a user sees them. screen: what standard output and error are."""
     out, err, code = screen(), screen(), 0
     here = patch.multiple(sys, argv=["actordbg", *words], excepthook=sys.excepthook)
@@ -40,7 +34,7 @@ def typed(*words: str, screen: type[io.StringIO] = io.StringIO) -> subprocess.Co
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def invoke(store: Store, *words: object) -> Result:
+def invoke(store, *words):
     """`actordbg --store STORE WORDS` here; an error of actordbg's own is raised."""
     result = CliRunner().invoke(app, ["--store", str(store.root), *map(str, words)])
     if isinstance(result.exception, ActordbgError):
@@ -49,12 +43,12 @@ def invoke(store: Store, *words: object) -> Result:
     return result
 
 
-def function_of(name: str) -> Callable[..., Any]:
+def function_of(name):
     """The function of a command, with all its options: "dump ls"."""
     return dict(every_command(CONTENTS))[name].function()
 
 
-def offered(typed: str, **environment: str) -> list[str]:
+def offered(typed, **environment):
     """What bash is offered where `typed` ends."""
     words = f"actordbg {typed}"
     asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}

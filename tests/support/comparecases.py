@@ -1,11 +1,7 @@
 """Replays made up for the comparison's tests: real folders with specifications, journals and kept tensors, without running a model."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -17,18 +13,17 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 Tensors = dict[str, torch.Tensor]
 
 
-def given(index: int, batch: int = 2, length: int = 12) -> ReplayInput:
+def given(index, batch=2, length=12):
     """A dump that no file is needed for."""
     dump_id = f"20250619T0526{index % 60:02d}.{index:06d}Z-{index:06d}-4711-{index:08x}"
     return ReplayInput(dump_id, f"dumps/run/rank0000/{dump_id}.safetensors.zst", 0, batch, length, batch * length)
 
 
-def tensors(index: int, batch: int = 2) -> Tensors:
+def tensors(index, batch=2):
     """Log-probs between -8 and 0, their mask (each row's last two tokens are padding), entropies; the same for one index."""
     generator = torch.Generator().manual_seed(index)
     log_probs = -8 * torch.rand(batch, 8, generator=generator)
@@ -38,20 +33,20 @@ def tensors(index: int, batch: int = 2) -> Tensors:
 
 
 def write_replay(
-    store: Store,
-    replay_id: str,
-    inputs: Sequence[ReplayInput],
+    store,
+    replay_id,
+    inputs,
     *,
-    change: Callable[[int, Tensors], Tensors | None] = lambda index, made: made,
-    result: Callable[[int], dict[str, Any]] = lambda index: {},
-    gradients: Callable[[int], dict[str, torch.Tensor]] | None = None,
-    numel: dict[str, int] | None = None,
-    resolved: dict[str, Any] | None = None,
-    status: str = "complete",
-    versions: dict[str, str] | None = None,
-    command: str = "",
+    change=lambda index, made: made,
+    result=lambda index: {},
+    gradients=None,
+    numel=None,
+    resolved=None,
+    status="complete",
+    versions=None,
+    command="",
     **config,
-) -> str:
+):
     """A finished replay of `inputs`, all passed with `tensors(i)`, unless `change` and `result` say otherwise for the i-th.
 
     `change` may give None: no tensors were kept. `gradients(i)` are kept too; `numel`: sizes of the whole where they are samples.
@@ -89,7 +84,7 @@ def write_replay(
     return replay_id
 
 
-def publish_golden(store: Store, count: int, outputs: bool = True) -> tuple[list[ReplayInput], list[Tensors]]:
+def publish_golden(store, count, outputs=True):
     """`count` dumps with the run's own log-probs and entropies, and the tensors of a replay that got the same."""
     inputs = publish(store, count, length=16, model_dtype="torch.float32", temperature=1.0)
     made = []

@@ -1,44 +1,39 @@
 """What tests of processes that die share: their switch, their counters, their dumps, and what has to hold of their books."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from roots import MEMORY
-from victims import Job, is_of_seed
+from victims import is_of_seed
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
-from actordbg.dumps.recover import RingReport, find_rings, recover
+from actordbg.dumps.recover import find_rings, recover
 from actordbg.records.run_files import read_counters
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
 
 
-def switch(store: Store, **limits):
+def switch(store, **limits):
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
 
 
-def counters(store: Store) -> dict[int, dict[str, Any]]:
+def counters(store):
     """Counters by pid: a victim has one actor."""
     return {data["pid"]: data for data in map(read_counters, store.counters.rglob("[!.]*.json"))}
 
 
-def recovered(store: Store, **options) -> list[RingReport]:
+def recovered(store, **options):
     reports = list(recover(store, find_rings(store), **options))
     assert [report.problem for report in reports] == [None] * len(reports)
     return reports
 
 
-def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
+def by_pid(store):
     """Every dump of a store, loaded, in order of its calls."""
     found = {}
     for path in store.iter_dumps():
@@ -47,11 +42,11 @@ def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
     return {pid: sorted(dumps, key=lambda d: d.record.call_index or 0) for pid, dumps in found.items()}
 
 
-def closed(data: dict[str, Any]) -> int:
+def closed(data):
     return int(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()))
 
 
-def assert_exact(data: dict[str, Any] | None, job: Job):
+def assert_exact(data, job):
     """The books of a dead process hold, and they count the calls that it made: see `victims`."""
     if data is None:  # it died before it counted its first call
         assert job.entered == 0 and job.started <= 1
@@ -60,7 +55,7 @@ def assert_exact(data: dict[str, Any] | None, job: Job):
     assert job.entered <= data["calls"] <= job.started <= job.entered + 1
 
 
-def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -> dict[int, dict[str, Any]]:
+def assert_nothing_is_lost(store, jobs, every=1):
     """After kills: what was acknowledged is there, and what is recovered makes dumps and books exact; the books by pid."""
     before, found = counters(store), by_pid(store)
     for pid, job in jobs.items():
@@ -81,14 +76,14 @@ def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """A folder in memory, where there is such a thing: thousands of small files are flushed here."""
     with tempfile.TemporaryDirectory(prefix="actordbg-deaths-", dir=MEMORY, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
+def mounted(folder, options):
     """A tmpfs of its own on `folder`; the test is skipped where that is not allowed."""
     folder.mkdir(exist_ok=True)
     tried = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)

@@ -11,12 +11,11 @@ import hashlib
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import catalogcases as cases
 import torch
 import zstandard
-from casefiles import Case, cases_of
+from casefiles import cases_of
 
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAX_RECORD, DumpRecord
@@ -43,33 +42,33 @@ class Original:
     blob: bytes
 
     @classmethod
-    def make(cls, seed: int, index: int = 4) -> Original:
+    def make(cls, seed, index=4):
         tensors = make_tensors(seed)
         record, blob = payload.encode(cases.record(index), tensors)
         return cls(record, tensors, blob)
 
     @property
-    def end(self) -> int:
+    def end(self):
         """Where the record ends and the payload's frame begins."""
         return 8 + int.from_bytes(self.blob[4:8], "little")
 
     @property
-    def plain(self) -> bytes:
+    def plain(self):
         return dumpfile.unpack(self.blob)[1]
 
-    def said(self) -> dict[str, Any]:
+    def said(self):
         """The record as a JSON value, to be changed."""
         return json.loads(self.record.to_json())
 
-    def header(self) -> dict[str, Any]:
+    def header(self):
         """The payload's header as a JSON value, to be changed."""
         return json.loads(self.plain[8 : 8 + int.from_bytes(self.plain[:8], "little")])
 
-    def data(self) -> bytes:
+    def data(self):
         return self.plain[8 + int.from_bytes(self.plain[:8], "little") :]
 
 
-def make_tensors(seed: int) -> Tensors:
+def make_tensors(seed):
     """Every way in which tensors are stored and laid out; equal shapes and forms for every seed."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(70_000, 128_256, (2, 30), generator=g)
@@ -93,21 +92,21 @@ A, B = Original.make(1), Original.make(2)
 """The dump that is changed, and one of other values."""
 
 
-def frame(plain: bytes, **options) -> bytes:
+def frame(plain, **options):
     return zstandard.ZstdCompressor(**{"write_checksum": True, "write_content_size": True, **options}).compress(plain)
 
 
-def plain_of(header, data: bytes) -> bytes:
+def plain_of(header, data):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
-def with_line(line: str) -> bytes:
+def with_line(line):
     """A's file with another line of JSON as its record, and the right CRC for it."""
     return cases.header_frame(line.encode()) + A.blob[A.end :]
 
 
-def with_payload(plain: bytes, said: dict[str, Any] | None = None, *, hashed: bool = True) -> bytes:
+def with_payload(plain, said=None, *, hashed=True):
     """A's file with another payload, and the right SHA-256 for it unless `hashed` is false."""
     said = said or A.said()
     if hashed:
@@ -115,26 +114,26 @@ def with_payload(plain: bytes, said: dict[str, Any] | None = None, *, hashed: bo
     return cases.header_frame(json.dumps(said).encode()) + frame(plain)
 
 
-def with_frame(data: bytes) -> bytes:
+def with_frame(data):
     return A.blob[: A.end] + data
 
 
-def with_more(fields: str) -> bytes:
+def with_more(fields):
     """A's file with more JSON at the end of its record."""
     return with_line(f"{json.dumps(A.said())[:-1]},{fields}}}")
 
 
-def raw_frame(content_size: int, blocks: bytes, *, descriptor: int = 0xC4, window: bytes = b"\x50") -> bytes:
+def raw_frame(content_size, blocks, *, descriptor=0xC4, window=b"\x50"):
     """A zstd frame by hand: magic, descriptor (8 bytes of size, a checksum), window, size, blocks."""
     return b"\x28\xb5\x2f\xfd" + bytes([descriptor]) + window + struct.pack("<Q", content_size) + blocks
 
 
-def rle_block(size: int, *, last: bool = False) -> bytes:
+def rle_block(size, *, last=False):
     """Four bytes that become `size` zeros."""
     return struct.pack("<I", (size << 3) | 2 | last)[:3] + b"\0"
 
 
-def told(value, path: str, new: str) -> str:
+def told(value, path, new):
     """A JSON value as text, with this JSON in the place `path`, whose steps are separated by slashes."""
     inside = value = copy.deepcopy(value)
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("/"))
@@ -144,7 +143,7 @@ def told(value, path: str, new: str) -> str:
     return json.dumps(value).replace('"@@"', new)
 
 
-def forged(case: Case) -> Mutant:
+def forged(case):
     """The file that a case of `dump_files.test` describes."""
     (line,), (expected,) = case
     what, _, rest = line.partition(" ")
@@ -165,21 +164,21 @@ def forged(case: Case) -> Mutant:
     return Mutant(blob, None if kind == "refused" else A.tensors | others)
 
 
-def swapped_bytes() -> bytes:
+def swapped_bytes():
     """Two tensors over the same bytes."""
     header = A.header()
     header["wide"]["data_offsets"] = header["negative"]["data_offsets"]
     return with_payload(plain_of(header, A.data()[:-16]))
 
 
-def neither() -> bytes:
+def neither():
     """A mask with a byte that is neither true nor false."""
     data = bytearray(A.data())
     data[A.header()["attention_mask"]["data_offsets"][0]] = 2
     return with_payload(plain_of(A.header(), bytes(data)))
 
 
-def renamed(old: str, new: str, parts: tuple[str, ...] = ("",)) -> bytes:
+def renamed(old, new, parts=("",)):
     """A tensor by another name in record and payload alike."""
     header, said = A.header(), A.said()
     for part in parts:
@@ -188,19 +187,19 @@ def renamed(old: str, new: str, parts: tuple[str, ...] = ("",)) -> bytes:
     return with_payload(plain_of(header, A.data()), said)
 
 
-def record_size(size: int) -> bytes:
+def record_size(size):
     return A.blob[:4] + struct.pack("<I", size) + A.blob[8:]
 
 
-def content_size(size: int) -> bytes:
+def content_size(size):
     return with_frame(raw_frame(size, struct.pack("<I", (len(A.plain) << 3) | 1)[:3] + A.plain + bytes(4)))
 
 
-def header_size(size: int) -> bytes:
+def header_size(size):
     return with_payload(size.to_bytes(8, "little") + A.plain[8:])
 
 
-def forged_frames() -> dict[str, bytes]:
+def forged_frames():
     """By name, files whose bytes, frames or sums are wrong, or whose JSON is endless; none of them may load."""
     cuts = (0, 3, 7, 8, A.end - 9, A.end, A.end + 1, A.end + 12, -8, -1)
     inserted = range(0, len(A.blob), len(A.blob) // 40)
@@ -238,7 +237,7 @@ def forged_frames() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def mutants() -> dict[str, Mutant]:
+def mutants():
     """Every forged file by its name."""
     foreign = A.header() | {"__metadata__": {"actordbg": "dump d-7 of run ppo-1, rank 1, record version 1"}}
     others = {key if key != "wide" else "../../up": tensor for key, tensor in A.tensors.items()}
@@ -259,7 +258,7 @@ def mutants() -> dict[str, Mutant]:
 # ---- files that ask for memory ----
 
 
-def hungry(cap: int) -> dict[str, tuple[bytes, bool]]:
+def hungry(cap):
     """By name, files that are large or become so, for readers with this cap; and whether they load."""
     most = cap // 32 * 31
     endless = A.said()
@@ -284,12 +283,12 @@ def hungry(cap: int) -> dict[str, tuple[bytes, bool]]:
     }  # fmt: skip
 
 
-def sound(tensors: Tensors) -> bytes:
+def sound(tensors):
     """What `encode` writes for these tensors, large ones too."""
     return payload.encode(A.record, tensors, level=1)[1]
 
 
-def wide_tensors_of(stride: int) -> tuple[bytes, dict[str, Any]]:
+def wide_tensors_of(stride):
     """Payload and record of two bytes that claim to lie `stride` apart."""
     said = A.said() | {"tensors": {"x": ["uint8", "uint8", [2], [stride]]}}
     return plain_of({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, bytes(2)), said

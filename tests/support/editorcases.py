@@ -1,7 +1,5 @@
 """An editor at `--debugpy PORT`: as much of the Debug Adapter Protocol as it takes to stop, look and continue."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 LISTENS_S = 60
 ANSWERS_S = 30
@@ -29,7 +26,7 @@ with socket.socket() as connection:
 """
 
 
-def told_to_another_user(port: int) -> dict[int, str]:
+def told_to_another_user(port):
     """What a process of user 65534 is told at each port of the adapter that listens at this one. This user has to be root.
 
     Nothing of this user may connect and leave before the editor comes: an adapter that cannot greet a connection which it took
@@ -46,7 +43,7 @@ def told_to_another_user(port: int) -> dict[int, str]:
     return answers
 
 
-def _ports_beside(port: int) -> list[int]:
+def _ports_beside(port):
     """The ports of the process that listens at this port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     inodes = {f"socket:[{row[9]}]": int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
@@ -65,22 +62,22 @@ class Editor:
     are kept.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1"):
+    def __init__(self, port, host="127.0.0.1"):
         self._socket = _connected(host, port)
         self._file = self._socket.makefile("rb")
         self._sequence = 0
-        self._events: list[dict[str, Any]] = []
+        self._events = []
         self.ask("initialize", adapterID="test", clientID="test")
         attaching = self._send("attach", justMyCode=False)
         self.event("initialized")
         self.ask("configurationDone")
         self._answer(attaching)
 
-    def ask(self, command: str, **arguments) -> dict[str, Any]:
+    def ask(self, command, **arguments):
         """Send a request; the body of its answer."""
         return self._answer(self._send(command, **arguments))
 
-    def event(self, name: str) -> dict[str, Any]:
+    def event(self, name):
         """Wait for an event; its body."""
         while True:
             for place, one in enumerate(self._events):
@@ -88,13 +85,13 @@ class Editor:
                     return dict(self._events.pop(place).get("body") or {})
             self._events.append(self._receive())
 
-    def evaluate(self, expression: str, thread: int, name: str) -> str:
+    def evaluate(self, expression, thread, name):
         """What an expression comes to in the frame of this name, the innermost of that thread."""
         frames = self.ask("stackTrace", threadId=thread)["stackFrames"]
         (frame, *_) = [one["id"] for one in frames if one["name"] == name]
         return str(self.ask("evaluate", expression=expression, frameId=frame, context="repl")["result"])
 
-    def variables(self, thread: int) -> dict[str, str]:
+    def variables(self, thread):
         """The names and values of the innermost frame of that thread."""
         frame = self.ask("stackTrace", threadId=thread)["stackFrames"][0]
         scope = self.ask("scopes", frameId=frame["id"])["scopes"][0]["variablesReference"]
@@ -104,13 +101,13 @@ class Editor:
         """Leave, as an editor that is closed."""
         self._socket.close()
 
-    def _send(self, command: str, **arguments) -> int:
+    def _send(self, command, **arguments):
         self._sequence += 1
         body = json.dumps({"seq": self._sequence, "type": "request", "command": command, "arguments": arguments}).encode()
         self._socket.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         return self._sequence
 
-    def _answer(self, sequence: int) -> dict[str, Any]:
+    def _answer(self, sequence):
         while True:
             message = self._receive()
             if message["type"] == "response" and message["request_seq"] == sequence:
@@ -119,7 +116,7 @@ class Editor:
             if message["type"] == "event":
                 self._events.append(message)
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self):
         length = 0
         try:
             while line := self._file.readline().strip():
@@ -131,7 +128,7 @@ class Editor:
         return found
 
 
-def _connected(host: str, port: int) -> socket.socket:
+def _connected(host, port):
     deadline = time.monotonic() + LISTENS_S
     while True:
         try:

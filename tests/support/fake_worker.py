@@ -16,8 +16,6 @@
 like a real one, it is left only when every rank has come, and its frame has the file name of torch's collectives.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -25,9 +23,8 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import PASSED
 from actordbg.replay.worker import main
 
 _BARRIER = """
@@ -39,7 +36,7 @@ def barrier(folder, name, rank, world):
         while not os.access(there, os.F_OK):  # while it waits, no frame of Python's but this one is on its stack
             time.sleep(0.01)
 """
-_namespace: dict[str, Any] = {}
+_namespace = {}
 exec(compile(_BARRIER, "/lib/torch/distributed/distributed_c10d.py", "exec"), _namespace)
 
 
@@ -50,7 +47,7 @@ MODEL = {"model_class": "Fake", "num_layers": 1, "vocab_size": 9, "parameters": 
 class ScriptedEngine:
     """An engine that does what `script.json` says. Guarantees: everything but the script is the real worker's."""
 
-    def __init__(self, folder: Path, spec: ReplaySpec, rank: int):
+    def __init__(self, folder, spec, rank):
         self.folder, self.rank = folder, rank
         self.script = json.loads((folder / "script.json").read_text())
         self.collective = bool(self.script.get("collective"))
@@ -58,24 +55,24 @@ class ScriptedEngine:
         self._calls = 0
         self._loaded_for = spec.replay_id
 
-    def open(self) -> dict[str, Any]:
+    def open(self):
         opened = self.folder / f"opened-{self.rank}"
         self._act(self.script.get("open again" if opened.exists() else "open", ""))
         opened.touch()
         return {"model": "fake", "pid": os.getpid(), "load_s": 1.0} | MODEL
 
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+    def switch(self, folder, spec):
         self._calls, self.folder = 0, folder
         self.script = json.loads((folder / "script.json").read_text())
         self._act(self.script.get("switch", ""))
         return {"model": "fake", "pid": os.getpid(), "load_s": 0.0, "load_shared_with": self._loaded_for}
 
-    def load(self, item: ReplayInput) -> str:
+    def load(self, item):
         if self.script.get(item.dump_id) == "unreadable":
             raise ValueError("this dump cannot be read")
         return item.path
 
-    def run(self, item: ReplayInput, loaded, *, recorded: bool, **_) -> dict[str, Any]:
+    def run(self, item, loaded, *, recorded, **_):
         action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
         self._calls += 1
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
@@ -96,7 +93,7 @@ class ScriptedEngine:
     def close(self):
         pass
 
-    def _act(self, action: str):
+    def _act(self, action):
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "break":

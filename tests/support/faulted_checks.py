@@ -16,14 +16,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import faults
-from faulted_training import Run, closed, hook, recorder, same
-from faults import Fault
+from faulted_training import Run, closed, hook, same
 
 from actordbg.base.errors import ActordbgError
 from actordbg.formats import ringfile
@@ -52,12 +49,12 @@ class Answer:
     reached: dict[int, int]
 
 
-def open_files() -> int:
+def open_files():
     """Descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
-def run(root: Path, limits: dict[str, Any], wanted: list[Any], planned: tuple[Fault, ...] = ()) -> Answer:
+def run(root, limits, wanted, planned=()):
     folder = Path(tempfile.mkdtemp(dir=root))
     one = Run(folder, limits)
     if all(not fault.lasting and len(fault.errors) == 1 for fault in planned):
@@ -89,7 +86,7 @@ def run(root: Path, limits: dict[str, Any], wanted: list[Any], planned: tuple[Fa
     return Answer(complaints, captured, said, reached)
 
 
-def _complaints(one: Run, wanted: list[Any], planned: tuple[Fault, ...]) -> list[str]:
+def _complaints(one, wanted, planned):
     """What does not hold of a run."""
     found = []
     if one.raised is not None:
@@ -111,7 +108,7 @@ def _complaints(one: Run, wanted: list[Any], planned: tuple[Fault, ...]) -> list
     return found
 
 
-def _books(one: Run, found: recorder.Recorder, planned: tuple[Fault, ...]) -> list[str]:
+def _books(one, found, planned):
     """Every call is there, once, and so is every file."""
     complaints, strays = [], found.stray - found._strays_booked
     ledgers = one.ledgers
@@ -132,7 +129,7 @@ def _books(one: Run, found: recorder.Recorder, planned: tuple[Fault, ...]) -> li
     return complaints
 
 
-def _leaks(found: recorder.Recorder) -> list[str]:
+def _leaks(found):
     """Nothing is held for ever."""
     complaints, ring = [], found.ring
     if found.writer._bytes:
@@ -144,7 +141,7 @@ def _leaks(found: recorder.Recorder) -> list[str]:
     return complaints
 
 
-def _published(one: Run) -> list[str]:
+def _published(one):
     """The counters files say what the books say, at last."""
     complaints = []
     for ledger in one.ledgers:
@@ -158,7 +155,7 @@ def _published(one: Run) -> list[str]:
     return complaints
 
 
-def _files(one: Run, planned: tuple[Fault, ...]) -> list[str]:
+def _files(one, planned):
     """Every file in the store is whole, and there are no others, unless it is removing them that failed."""
     found = []
     removing = callees(planned) & {"os.unlink", "contextlib.suppress"}
@@ -173,7 +170,7 @@ def _files(one: Run, planned: tuple[Fault, ...]) -> list[str]:
     return found
 
 
-def _problem(read: Callable[[Path], object], path: Path) -> list[str]:
+def _problem(read, path):
     try:
         read(path)
     except ActordbgError as error:
@@ -181,12 +178,12 @@ def _problem(read: Callable[[Path], object], path: Path) -> list[str]:
     return []
 
 
-def callees(planned: tuple[Fault, ...]) -> set[str]:
+def callees(planned):
     """What fails, as it is written in the source."""
     return {faults.sites[fault.site].callee for fault in planned}
 
 
-def _speechless(planned: tuple[Fault, ...]) -> bool:
+def _speechless(planned):
     """Whether what fails is in the way of saying that something failed."""
     silent = {"warn", "fault", "describe", "scrub", "_failed", "give_up", "_lost"}
     inside = any(faults.sites[fault.site].function.startswith(("Notices.", "scrub", "describe", "_secrets")) for fault in planned)

@@ -20,10 +20,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import faults
 from faulted_checks import run
@@ -31,7 +29,7 @@ from faulted_training import actor_class, hasten, torch, train
 from faults import Fault
 from roots import MEMORY
 
-KINDS: dict[str, Callable[[], Exception]] = {
+KINDS = {
     "Exception": lambda: Exception("injected"),
     "MemoryError": MemoryError,
     "ENOSPC": lambda: OSError(errno.ENOSPC, "No space left on device"),
@@ -40,7 +38,7 @@ KINDS: dict[str, Callable[[], Exception]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, "Too many open files"),
 }
 
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+CONFIGURATIONS = {
     "plain": {},
     "everything": {
         "with_outputs": True, "with_rng": True, "triggers": ("nan", "exception", "slow:2x", "logprobs:-30:0"), "before": 2,
@@ -64,11 +62,11 @@ class Plan:
     lasting: bool = False
     cause: Plan | None = None
 
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self):
         mine = Fault(self.site, [KINDS[kind] for kind in self.kinds], self.nth, self.lasting)
         return (*self.cause.faults(), mine) if self.cause else (mine,)
 
-    def __str__(self) -> str:
+    def __str__(self):
         before = f"{self.cause}; then " if self.cause else f"[{self.configuration}] "
         when = "from then on" if self.lasting else "once each"
         return f"{before}{', '.join(self.kinds)} {when} at no. {self.nth} of {faults.sites[self.site]}"
@@ -77,7 +75,7 @@ class Plan:
 class Session:
     """All runs."""
 
-    def __init__(self, configurations: list[str], only: str, part: str):
+    def __init__(self, configurations, only, part):
         self.part, self.parts = (int(number) for number in part.split("/"))
         self.only = re.compile(only)
         self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or MEMORY))
@@ -85,10 +83,10 @@ class Session:
         self.runs = self.injected = self.complaints = 0
         self.base = {name: self.trace(name) for name in configurations}
         gc.freeze()
-        self.reached: dict[int, Plan] = {}
-        self.unreached: list[str] = []
+        self.reached = {}
+        self.unreached = []
 
-    def trace(self, configuration: str) -> dict[int, int]:
+    def trace(self, configuration):
         """Sites of the training without a fault, and how often each is passed at least."""
         found = {}
         for turn in range(3):
@@ -124,7 +122,7 @@ class Session:
         }))  # fmt: skip
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def each(self, plan: Callable[[tuple[str, ...], bool], Plan], place: int):
+    def each(self, plan, place):
         """All kinds, the first of them by the site's place, in as few runs as the site's passings allow. Where it is passed no more after it failed, once is lasting."""
         kinds = tuple(KINDS)
         for lasting in (False, True):
@@ -137,7 +135,7 @@ class Session:
             if fault.passed == fault.raised == 1:
                 break
 
-    def one(self, plan: Plan) -> Fault:
+    def one(self, plan):
         planned = plan.faults()
         self.runs += 1
         (self.root / "plan").write_text(f"{self.runs}: {plan}\n")  # for whoever finds the folder of runs that did not end
@@ -154,7 +152,7 @@ class Session:
             self.complain(str(plan), answer.complaints)
         return planned[-1]
 
-    def complain(self, where: str, complaints: list[str]):
+    def complain(self, where, complaints):
         self.complaints += 1
         print(json.dumps({"fault": where, "complaints": complaints}), flush=True)
 

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ faults.instrument("actordbg")
 
 import torch  # noqa: E402
 
-from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
+from actordbg.capture import hook, ledger, recorded_call, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
 from actordbg.capture.switch_file import control_text  # noqa: E402
@@ -51,7 +50,7 @@ class Broken(ValueError):
     """What the training's own forward raises."""
 
 
-def actor_class() -> type:
+def actor_class():
     """A new Actor class: a real model with dropout."""
 
     class Actor(torch.nn.Module):
@@ -74,7 +73,7 @@ def actor_class() -> type:
     return Actor
 
 
-def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., Any]) -> list[Any]:
+def train(cls, switch, call):
     """All that a training computes: outputs, gradients, weights, random states. `call` calls the actor; `switch` flips the switch."""
     torch.manual_seed(7)
     actor = cls()
@@ -82,11 +81,11 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
     mask = torch.ones(2, 12, dtype=torch.int64)
     seen = []
 
-    def look(rows: torch.Tensor, **more):
+    def look(rows, **more):
         with torch.no_grad():
             seen.append(call(actor, rows, **more))
 
-    def learn(rows: torch.Tensor, **more):
+    def learn(rows, **more):
         actor.zero_grad()
         output = call(actor, rows, **more)
         output.square().mean().backward()
@@ -114,7 +113,7 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
     return [*seen, *(p.detach().clone() for p in actor.parameters()), torch.get_rng_state()]
 
 
-def same(left: list[Any], right: list[Any]) -> bool:
+def same(left, right):
     """Bit for bit."""
     return len(left) == len(right) and all(
         torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if isinstance(a, torch.Tensor) else a == b
@@ -122,7 +121,7 @@ def same(left: list[Any], right: list[Any]) -> bool:
     )
 
 
-def closed(books: Ledger) -> bool:
+def closed(books):
     """Whether nothing is pending; asks nothing that could be failing now."""
     calls, captured, _, *closed = books.counts[:CLOSED]
     return calls == captured + sum(closed)
@@ -133,16 +132,16 @@ class Log(logging.Handler):
 
     def __init__(self):
         super().__init__()
-        self.said: list[tuple[str, str]] = []
+        self.said = []
         self._about = threading.local()
 
-    def emit(self, record: logging.LogRecord):
+    def emit(self, record):
         self.said.append((getattr(self._about, "kind", ""), record.getMessage()))
 
-    def listen(self, said: watch.Notices):
+    def listen(self, said):
         warn = said.warn
 
-        def noted(kind: str, message: str):
+        def noted(kind, message):
             self._about.kind = kind
             warn(kind, message)
 
@@ -166,11 +165,11 @@ class Run:
     """Longest time, in seconds, that the training waits for the recorder to see its switch."""
 
     @property
-    def store(self) -> Path:
+    def store(self):
         return self.folder / "store"
 
     @property
-    def recorder(self) -> recorder.Recorder | None:
+    def recorder(self):
         return next((slot.recorder for slot in hook._slots.values()), None)
 
     def prepare(self):
@@ -183,13 +182,13 @@ class Run:
             for number, (on, run) in enumerate([(True, "r"), (False, "r"), (True, "r2")], 1)
         }
 
-    def write_switch(self, on: bool, run: str):
+    def write_switch(self, on, run):
         self._generation += 1
         temporary = self.store / "control.new"
         temporary.write_text(self._texts[on, run])
         temporary.replace(self.store / "control.json")
 
-    def switch(self, on: bool, run: str):
+    def switch(self, on, run):
         """Flip the switch, and wait for a while until the recorder has seen it; it may be too broken for that."""
         self.write_switch(on, run)
         until = time.monotonic() + self.patience
@@ -212,7 +211,7 @@ class Run:
                 on = self.booked() > before
             self.calls += on
 
-    def booked(self) -> int:
+    def booked(self):
         """Calls in the books."""
         found = self.recorder
         return 0 if found is None else found.stray - found._strays_booked + sum(ledger.counts[0] for ledger in self.ledgers)
@@ -235,7 +234,7 @@ class Run:
             self.seconds = time.monotonic() - began
             logger.removeHandler(self.log)
 
-    def _install(self, cls: type):
+    def _install(self, cls):
         self.write_switch(True, "r")
         try:
             hook.install(cls, store=str(self.store))
@@ -247,10 +246,10 @@ class Run:
         except Exception:  # noqa: BLE001  # as the trailer does
             hook._slots.clear()
 
-    def _remember(self, of: writer.Writer):
+    def _remember(self, of):
         watch = of.watch
 
-        def remembered(books: Ledger):
+        def remembered(books):
             watch(books)
             if books not in self.ledgers:
                 self.ledgers.append(books)
@@ -276,7 +275,7 @@ class Run:
                 thread.join(5)
                 assert not thread.is_alive()
 
-    def _follows(self, on: bool) -> bool:
+    def _follows(self, on):
         found = self.recorder
         control = found.control if found is not None else None
         return control is None if not on else control is not None and control.run == "r2"

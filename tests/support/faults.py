@@ -30,7 +30,7 @@ import copy
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 CANNOT_FAIL = {
@@ -50,7 +50,7 @@ class Site:
     line: int
     callee: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.module}:{self.line} {self.function}: {self.callee}"
 
 
@@ -74,18 +74,18 @@ class Fault:
             raise self.errors[(self.raised - 1) % len(self.errors)]()
 
 
-sites: dict[int, Site] = {}
-_armed: dict[int, Fault] = {}
-_seen: list[int] = []
+sites = {}
+_armed = {}
+_seen = []
 
 
-def instrument(package: str):
+def instrument(package):
     """Load `package` with fault points from now on."""
     sys.meta_path.insert(0, _Finder(package))
 
 
 @contextlib.contextmanager
-def armed(*faults: Fault) -> Iterator[Sequence[Fault]]:
+def armed(*faults):
     """These faults happen meanwhile."""
     _armed.update({fault.site: fault for fault in faults})
     try:
@@ -94,7 +94,7 @@ def armed(*faults: Fault) -> Iterator[Sequence[Fault]]:
         _armed.clear()
 
 
-def seen() -> dict[int, int]:
+def seen():
     """How often each site was passed since `forget`."""
     return {number: count for number, count in enumerate(_seen) if count}
 
@@ -104,24 +104,24 @@ def forget():
     _seen[:] = [0] * len(sites)
 
 
-def _point(number: int, function, /, *args, **kwargs):
+def _point(number, function, /, *args, **kwargs):
     _seen[number] += 1
     if number in _armed:
         _armed[number]()
     return function(*args, **kwargs)
 
 
-def _import(number: int):
+def _import(number):
     _point(number, int)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the package's modules as Python does, and gives them the loader below."""
 
-    def __init__(self, package: str):
+    def __init__(self, package):
         self._package = package
 
-    def find_spec(self, name: str, path, target=None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name, path, target=None):
         if name != self._package and not name.startswith(f"{self._package}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -133,7 +133,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.machinery.SourceFileLoader):
     """Compiles from the source each time: instrumented code never gets into __pycache__."""
 
-    def get_code(self, fullname: str):
+    def get_code(self, fullname):
         path = self.get_filename(fullname)
         tree = _Instrument(fullname).visit(ast.parse(self.get_data(path), path))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
@@ -147,12 +147,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
 class _Instrument(ast.NodeTransformer):
     """Calls inside of functions; decorators, defaults and annotations are evaluated before anybody records."""
 
-    def __init__(self, module: str):
+    def __init__(self, module):
         self._module = module
-        self._names: list[str] = []
+        self._names = []
         self._functions = 0
 
-    def visit_FunctionDef(self, node: ast.FunctionDef):
+    def visit_FunctionDef(self, node):
         self._names.append(node.name)
         self._functions += 1
         body = [self.visit(one) for one in node.body]
@@ -161,13 +161,13 @@ class _Instrument(ast.NodeTransformer):
         self._names.pop()
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef):
+    def visit_ClassDef(self, node):
         self._names.append(node.name)
         node.body = [self.visit(one) for one in node.body]
         self._names.pop()
         return node
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom):
+    def visit_Import(self, node):
         if not self._functions:
             return node
         number = self._site(node.lineno, "import " + ", ".join(alias.name for alias in node.names))
@@ -176,7 +176,7 @@ class _Instrument(ast.NodeTransformer):
 
     visit_ImportFrom = visit_Import
 
-    def visit_Call(self, node: ast.Call):
+    def visit_Call(self, node):
         self.generic_visit(node)
         callee = ast.unparse(_original(node.func))
         if not self._functions or callee in CANNOT_FAIL:
@@ -185,18 +185,18 @@ class _Instrument(ast.NodeTransformer):
         point = ast.Name(_POINT, ast.Load())
         return ast.copy_location(ast.Call(point, [ast.Constant(number), node.func, *node.args], node.keywords), node)
 
-    def _site(self, line: int, callee: str) -> int:
+    def _site(self, line, callee):
         number = len(sites)
         sites[number] = Site(number, self._module, ".".join(self._names), line, callee)
         _seen.append(0)
         return number
 
 
-def _original(node: ast.expr) -> ast.expr:
+def _original(node):
     """For a chained call (`f(x).g()`), the text without the instrumentation of its inner calls."""
 
     class Strip(ast.NodeTransformer):
-        def visit_Call(self, call: ast.Call):
+        def visit_Call(self, call):
             self.generic_visit(call)
             if isinstance(call.func, ast.Name) and call.func.id == _POINT:
                 return ast.Call(call.args[1], [], [])

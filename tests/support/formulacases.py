@@ -3,11 +3,7 @@
 python formulacases.py SCENARIO MODEL_CACHE
 """
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -22,7 +18,7 @@ from actordbg.actor.models import once
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
 DYNAMIC = {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}
 MSCALE = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.8}}
-FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
+FAMILIES = {
     "llama2": ("llama2", {}, 13),
     "llama linear": ("llama2", LINEAR, 13),
     "llama3": ("llama3", {"tie_word_embeddings": True}, 13),
@@ -45,14 +41,14 @@ NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
 IDS = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1))
 
 
-def truth_of(cache: Path, name: str, weights: str, dtype: torch.dtype):
+def truth_of(cache, name, weights, dtype):
     family, adds, _ = FAMILIES[name]
     config = family_models.FAMILIES[family].config | adds
     path = once(cache / name, lambda folder: family_models._build(folder, dict(config)))
     return truth_model.load(str(path), weights=weights, dtype=dtype, device=torch.device("cpu"))
 
 
-def healthy(cache: Path):
+def healthy(cache):
     """Every family has one of the dtypes in turn, and Llama 3 has all; so has every family in `make whole`."""
     for at, (name, (*_, modules)) in enumerate(FAMILIES.items()):
         every = (*DTYPES, *NARROW)
@@ -151,7 +147,7 @@ PATCHES = {
 }
 
 
-def patched(cache: Path):
+def patched(cache):
     from transformers.models.llama import modeling_llama
 
     for weights, dtype in (*DTYPES, *NARROW):

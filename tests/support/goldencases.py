@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class Calls:
     before: list[dict[str, Any]] = field(default_factory=list)
     after: list[dict[str, str]] = field(default_factory=list)
 
-    def call(self, name: str, *, training: bool, grad: bool, checkpointing: bool = False, masked: bool = True):
+    def call(self, name, *, training, grad, checkpointing=False, masked=True):
         """One call as a trainer makes it; with gradients also its backward, which draws from the generators, too."""
         self.actor.train(training)
         if checkpointing:
@@ -60,7 +59,7 @@ class Calls:
         if checkpointing:
             self.actor.gradient_checkpointing_disable()
 
-    def with_states(self) -> dict[str, Dump]:
+    def with_states(self):
         """Everything that was recorded, by name, with the states."""
         found = {}
         for name, dump, before, after in zip(self.names, self.recording.dumps(), self.before, self.after, strict=True):
@@ -69,7 +68,7 @@ class Calls:
         return found
 
 
-def dropout(cache: Path) -> dict[str, Any]:
+def dropout(cache):
     """A store under `cache` with calls on a GPT-2 that drops activations: in training, checkpointed, without gradients, evaluated.
 
     Of the first there are copies: without the states; with the states of another moment; with entropies 0.25 too high; with
@@ -98,7 +97,7 @@ def dropout(cache: Path) -> dict[str, Any]:
     return {"model": str(cache / "gpt2"), "ids": ids, "drawn": drawn}
 
 
-def sessions(cache: Path):
+def sessions(cache):
     """Replay a Llama that drops attention weights, padded and packed, in this process: as recorded, and with a seed."""
     model, kinds = _llama(cache), ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",)
     for packed in (False, True):
@@ -113,13 +112,13 @@ def sessions(cache: Path):
             assert restored == () and fields["golden_max_abs"] > 0.1
 
 
-def _replayed(model: Path, cache: Path, dump: Dump, **config) -> tuple[tuple[str, ...], Any]:
+def _replayed(model, cache, dump, **config):
     with open_actor(ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         return outcome.randomness.restored, against_golden(dump, outcome, own_model=True)
 
 
-def _open(cache: Path, model: Path, **arguments) -> Calls:
+def _open(cache, model, **arguments):
     from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 
     if not install_cpu_support():
@@ -133,7 +132,7 @@ def _open(cache: Path, model: Path, **arguments) -> Calls:
     return Calls(actor, Recording(Store(cache / "recorded").create(), with_outputs=True))
 
 
-def _gpt2(path: Path) -> Path:
+def _gpt2(path):
     """A random GPT-2 with dropout after its embeddings, in its attention and in its residual stream."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -143,7 +142,7 @@ def _gpt2(path: Path) -> Path:
     return path
 
 
-def _llama(cache: Path) -> Path:
+def _llama(cache):
     """The embedded tiny model with dropout in its attention."""
     path = cache / "llama"
     path.mkdir(parents=True)
@@ -154,7 +153,7 @@ def _llama(cache: Path) -> Path:
     return path
 
 
-def _publish(store: Store, record, tensors: dict[str, Any]) -> str:
+def _publish(store, record, tensors):
     store.publish_dump(*payload.encode(record, tensors))
     return str(record.dump_id)
 

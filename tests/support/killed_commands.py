@@ -27,7 +27,7 @@ import sqlite3
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ import packcases
 import torch
 from patchkit import OLD, facts_of, written
 from roots import MEMORY
-from syscall_killer import Way, traced, why_not
+from syscall_killer import traced, why_not
 from victims import Job, Victims
 
 from actordbg.capture.control import Control
@@ -73,7 +73,7 @@ class Command:
     adds: bool = False
 
 
-def _loose(store: Store):
+def _loose(store):
     rows = packcases.samples(2)
     for number in range(4):
         packcases.publish(store, number, packcases.batch(rows, number, 2))
@@ -81,14 +81,14 @@ def _loose(store: Store):
     refresh(store)
 
 
-def _packed(store: Store):
+def _packed(store):
     _loose(store)
     packing.pack_dumps(store)
     packcases.publish(store, 8, packcases.batch(packcases.samples(2), 3, 2))
     refresh(store)
 
 
-def _changed(store: Store):
+def _changed(store):
     """A catalog that knows four dumps; since then a pack, new and vanished dumps, a damaged one and a replay came."""
     catalogcases.fill(store, 6)
     refresh(store)
@@ -102,12 +102,12 @@ def _changed(store: Store):
     catalogcases.append(folder / "rank0.jsonl", catalogcases.result("20250701T000000-000001", records[0].dump_id, forward_s=0.5))
 
 
-def _without_catalog(store: Store):
+def _without_catalog(store):
     _changed(store)
     _remove_catalog(store)
 
 
-def _without_a_setting(store: Store):
+def _without_a_setting(store):
     """A catalog of a version that did not have two of the settings yet: it is made anew."""
     _changed(store)
     refresh(store)
@@ -116,7 +116,7 @@ def _without_a_setting(store: Store):
             connection.execute(f"ALTER TABLE replay DROP COLUMN {name}")
 
 
-def _dead(store: Store):
+def _dead(store):
     """The ring of a process that was killed in its fourth call, and two dumps that it had written, indexed."""
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0))
     with tempfile.TemporaryDirectory() as shared, Victims(Path(shared)) as victims:
@@ -138,11 +138,11 @@ def _dead(store: Store):
     assert len(list(store.iter_dumps())) == 2
 
 
-def _actor(store: Store):
+def _actor(store):
     written(Path(f"{store.root}.models/actor.py"))
 
 
-def _patched(store: Store):
+def _patched(store):
     _actor(store)
     _run(store, ["patch", "--target", "ACTOR"])
 
@@ -162,7 +162,7 @@ COMMANDS = {
 }
 
 
-def _run(store: Store, words: list[str]) -> int:
+def _run(store, words):
     """One command in this process; its exit code. What is not an exit code is a traceback."""
     actor = f"{store.root}.models/actor.py"
     sys.argv = ["actordbg", "--store", str(store.root), *(actor if word == "ACTOR" else word for word in words)]
@@ -189,7 +189,7 @@ class Look:
     catalog: Any = None
 
 
-def look(store: Store, template: Path, rebuilt=None) -> Look:
+def look(store, template, rebuilt=None):
     """Read everything: the dumps first, then the catalog as `index` leaves it, and (unless known) one that is made from nothing."""
     found = Look(names=_names(store))
     for place in places_of(store):
@@ -216,7 +216,7 @@ def look(store: Store, template: Path, rebuilt=None) -> Look:
     return found
 
 
-def _catalog(store: Store) -> list[Any]:
+def _catalog(store):
     """Whether SQLite finds the catalog whole, before anybody fixes it; its revision, and how many rows and columns it has."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
@@ -230,7 +230,7 @@ def _catalog(store: Store) -> list[Any]:
     return [answer, migrate.look(store.catalog_path), tables, sizes]
 
 
-def state_of(root: Path, *, catalog: bool = True) -> str:
+def state_of(root, *, catalog=True):
     """A digest of everything below a folder and its neighbour with the patched file: equal for stores that are alike.
 
     Left out is what nobody reads after a crash: of SQLite's log what comes after the last commit, its salts (drawn at random) and
@@ -249,7 +249,7 @@ def state_of(root: Path, *, catalog: bool = True) -> str:
     return digest.hexdigest()
 
 
-def _committed(log: bytes) -> bytes:
+def _committed(log):
     """The pages of a write-ahead log, as far as they are of its newest round and committed."""
     pages, end = [], 0
     for at in range(32, len(log) - 4096 - 23, 4096 + 24):
@@ -261,17 +261,17 @@ def _committed(log: bytes) -> bytes:
     return b"".join(pages[:end])
 
 
-def _names(store: Store) -> list[str]:
+def _names(store):
     found = (path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if not path.is_dir())
     return sorted(name for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
 
 
-def _remove_catalog(store: Store):
+def _remove_catalog(store):
     for path in store.root.glob("catalog.db*"):
         path.unlink()
 
 
-def observed(work: Callable[[], Look], report: Path) -> Look:
+def observed(work, report):
     """The answer of `work` in a child of its own, so that no open pack or connection is shared."""
     pid = os.fork()
     if pid == 0:
@@ -305,12 +305,12 @@ class Report:
 class Loop:
     """One command, interfered with at one call after the other, on copies of one store."""
 
-    def __init__(self, name: str, work: Path):
+    def __init__(self, name, work):
         self.name, self.command, self.work = name, COMMANDS[name], work
         self.report = Report(name)
-        self.seen: dict[str, tuple[str, list[str]]] = {}
-        self.finished: set[str] = set()
-        self.rebuilt: dict[str, Any] = {}
+        self.seen = {}
+        self.finished = set()
+        self.rebuilt = {}
         self.original, self.store = Store(work / "original"), Store(work / "store").create()
         self.template = work / "template.db"
         made = Store(work / "made").create()
@@ -325,7 +325,7 @@ class Loop:
         if self.final.problems or self.final.rows != self.final.rebuilt:
             self.report.wrong.append(f"undisturbed: {self.final.problems} {_difference(self.final.rows, self.final.rebuilt)}")
 
-    def run(self, every: int, offset: int) -> Report:
+    def run(self, every, offset):
         gc.freeze()
         _copy(self.original, self.store)
         seen = traced(self._quietly, self._folders())
@@ -337,7 +337,7 @@ class Loop:
                 self._try(way, at, len(seen.calls))
         return self.report
 
-    def _try(self, way: Way, at: int, calls: int):
+    def _try(self, way, at, calls):
         _copy(self.original, self.store)
         end = traced(self._quietly, self._folders(), way, at)
         where = f"{way} {at} of {calls}: {end.calls[at - 1] if at <= len(end.calls) else 'never came to it'}"
@@ -354,7 +354,7 @@ class Loop:
         self.report.states[state] += 1
         self.report.wrong += [f"{where}: {problem}" for problem in wrong]
 
-    def _judged(self) -> tuple[str, list[str]]:
+    def _judged(self):
         """The state that a run left, and what does not hold of it and of the next run."""
         after = self._look()
         wrong = list(self._problems(after))
@@ -369,7 +369,7 @@ class Loop:
                 self.finished.add(key)
         return self._state(after), wrong
 
-    def _problems(self, after: Look) -> Iterator[str]:
+    def _problems(self, after):
         yield from after.problems
         if after.rows != after.rebuilt:
             yield f"index does not come to what the files hold: {_difference(after.rows, after.rebuilt)}"
@@ -389,25 +389,25 @@ class Loop:
         if after.catalog and after.catalog[0] != "ok":
             yield f"the catalog is damaged: {after.catalog[0]}"
 
-    def _state(self, after: Look) -> str:
+    def _state(self, after):
         """Before, after, or between."""
         kept = [(one.names, one.actor, one.catalog, one.files) for one in (self.before, self.final, after)]
         return "as before" if kept[2] == kept[0] else "as after it" if kept[2] == kept[1] else "between"
 
-    def _quietly(self) -> int:
+    def _quietly(self):
         """The command, with its words in a file outside of the store."""
         out = os.open(self.work / "said", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
         return _run(self.store, self.command.words)
 
-    def _said(self) -> str:
+    def _said(self):
         return (self.work / "said").read_text()
 
-    def _folders(self) -> list[Path]:
+    def _folders(self):
         return [self.store.root, Path(f"{self.store.root}.models")]
 
-    def _look(self) -> Look:
+    def _look(self):
         copy = Store(self.work / "copy")
         _copy(self.store, copy)
         files = state_of(copy.root, catalog=False)
@@ -416,7 +416,7 @@ class Loop:
         return found
 
 
-def _copy(store: Store, target: Store):
+def _copy(store, target):
     """Put a store, and the file that it patches, at another place, instead of what lies there."""
     for end in ("", ".models"):
         shutil.rmtree(f"{target.root}{end}", ignore_errors=True)
@@ -424,7 +424,7 @@ def _copy(store: Store, target: Store):
             shutil.copytree(f"{store.root}{end}", f"{target.root}{end}")
 
 
-def _ways(calls: list[str]) -> Iterator[tuple[Way, int]]:
+def _ways(calls):
     """Every way to interfere with every call."""
     for at, call in enumerate(calls, 1):
         words = call.split()
@@ -437,14 +437,14 @@ def _ways(calls: list[str]) -> Iterator[tuple[Way, int]]:
     yield "after", len(calls)
 
 
-def _differences(found: Look, wanted: Look) -> Iterator[str]:
+def _differences(found, wanted):
     yield from found.problems
     for name in ("files", "rows", "names", "actor"):
         if getattr(found, name) != getattr(wanted, name):
             yield f"{name} differ: {_difference(getattr(found, name), getattr(wanted, name))}"
 
 
-def _difference(found, wanted) -> str:
+def _difference(found, wanted):
     if isinstance(found, dict) and isinstance(wanted, dict):
         keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         return "; ".join(f"{key}: {_difference(found.get(key), wanted.get(key))}" for key in keys)[:900]

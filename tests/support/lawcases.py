@@ -4,16 +4,11 @@ own.
 python lawcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -37,32 +32,30 @@ FAMILIES = {name: known.config for name, known in family_models.FAMILIES.items()
 }
 
 
-def model_of(cache: Path, family: str) -> Path:
+def model_of(cache, family):
     """A folder with a random model of the family."""
     return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
 
 
-def laws_of_a_call(session, dump, outcome) -> dict[str, LawAnswer]:
+def laws_of_a_call(session, dump, outcome):
     """The laws' answers for a call that was run, by name."""
     return {answer.law: answer for answer in LawRun(session, dump, outcome, backward=False, together=False).run()}
 
 
-def at_the_rerun(session, dump, outcome) -> dict[str, LawAnswer]:
+def at_the_rerun(session, dump, outcome):
     """The answers of the laws that the first step asks, which are those of what a call brings along: images, recorded experts."""
     run = LawRun(session, dump, outcome, backward=False, together=False)
     run._rerun()
     return run.answers
 
 
-def ask(session, dump, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
+def ask(session, dump, backward=False, together=False):
     """The laws' answers for one dump, by name."""
     outcome = session.run(dump, backward=backward)
     return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together).run()}
 
 
-def of_a_family(
-    cache: Path, family: str, dtype: str, packing: bool, *dumps, backward: bool = False, temperature: float = 1.0
-) -> list[Any]:
+def of_a_family(cache, family, dtype, packing, *dumps, backward=False, temperature=1.0):
     asked = ReplayConfig(
         model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
     )
@@ -70,7 +63,7 @@ def of_a_family(
         return [ask(session, dump, backward) for dump in dumps]
 
 
-def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 8, seed: int = 0, **record):
+def dump_of(side="both", rows=3, length=24, actions=8, seed=0, **record):
     """A call with rows padded on the left, on the right or on both sides."""
     dump = make_dump(seed, length=length, actions=0, vocab=VOCAB, **record)
     ids = torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
@@ -87,7 +80,7 @@ def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 
     return Dump(made, tensors)
 
 
-def healthy(cache: Path):
+def healthy(cache):
     """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law failed."""
     no_rows = dump_of("both", rows=3)
     no_rows.tensors["action_mask"][1] = False
@@ -122,7 +115,7 @@ HEALTHY = first_or_all(
 )
 
 
-def broken(cache: Path):
+def broken(cache):
     """Plant faults that have to be seen in every dtype, by the laws that they violate."""
     found = {}
     for name, (family, packing, fault, settings, laws) in first_or_all([*FAULTS.items()], 15):
@@ -153,7 +146,7 @@ MASKED = {
 }
 
 
-def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]):
+def a_failed_law_forbids_a_green_verdict(told):
     answers = [LawAnswer.from_dict(one) for one in told]
     (failed,) = violations(answers)
     assert in_words(failed) == "rerun failed: RuntimeError: no kernel"
@@ -162,7 +155,7 @@ def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]):
     assert summary is not None and not summary.good and not summary.broken and "FAILED rerun" in summary.headline
 
 
-TOGETHER: dict[str, dict[str, Any]] = {
+TOGETHER = {
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
     "ZeRO 3, experts": {"backend": "deepspeed", "zero_stage": 3},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
@@ -171,7 +164,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 
 
-def together(cache: Path):
+def together(cache):
     """Let two ranks compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
     rank = int(os.environ["RANK"])
     dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
@@ -222,7 +215,7 @@ def wrong_temperature():
 
 
 @contextlib.contextmanager
-def attention_that(change: Callable[..., Any]) -> Iterator[None]:
+def attention_that(change):
     """transformers' sdpa with changed arguments."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -256,7 +249,7 @@ def fails_again():
     return attention_that(attend)
 
 
-def padding_is_seen(causal: bool = True):
+def padding_is_seen(causal=True):
     def attend(original, module, query, key, value, mask, **named):
         return original(module, query, key, value, None, **(named | {"is_causal": causal}))
 
@@ -268,7 +261,7 @@ def gradients_left_over():
     return patch.object(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
-def mask_that(change: Callable[[Any], Any]):
+def mask_that(change):
     """The Actor with a changed action mask."""
     import openrlhf.models.actor as module
 
@@ -313,7 +306,7 @@ def state_stays():
     return attention_that(attend)
 
 
-FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]] = {
+FAULTS = {
     "qwen3.5 packed": ("qwen3_5", True, contextlib.nullcontext, {}, ["neighbour", "jacobian"]),
     "positions run on, llama": ("llama", True, positions_run_on, {}, ["neighbour", "jacobian"]),
     "noise": ("llama", True, noisy, {}, ["rerun", "normalisation"]),

@@ -3,8 +3,6 @@
 python locatecases.py SCENARIO MODEL_CACHE
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -13,17 +11,15 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from actorcases import main
 from amounts import WHOLE, first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
-from planted_table import Plant, gradient, output, rounded, weights
+from planted_table import gradient, output, rounded, weights
 
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
@@ -33,12 +29,12 @@ from actordbg.locate.forced_forward import Forcing
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.streaming import Streamed
-from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
+from actordbg.locate.verdict import RIGHT, WRONG, lines_of, verdict_of
 from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED, VALUES
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
-def model_with(cache: Path, family: str, **more) -> str:
+def model_with(cache, family, **more):
     """A folder with a random model of a family with other settings."""
     from actordbg.actor import family_models
 
@@ -46,18 +42,18 @@ def model_with(cache: Path, family: str, **more) -> str:
     return str(once(folder, lambda folder: family_models._build(folder, dict(FAMILIES[family]) | more)))
 
 
-def three_layers(cache: Path, family: str, **more) -> str:
+def three_layers(cache, family, **more):
     return model_with(cache, family, num_hidden_layers=3, **more)
 
 
-def any_model(cache: Path, family: str) -> str:
+def any_model(cache, family):
     """A folder with a small random model of any family."""
     from actordbg.actor import family_models
 
     return str(once(cache / family, lambda folder: family_models._build(folder, family_models.FAMILIES[family].config)))
 
 
-def local(session, dump, backward: bool = False, together: bool = False) -> LocalVerdict:
+def local(session, dump, backward=False, together=False):
     """The verdict that a result with this session's model gives, through JSON's types."""
     outcome = session.run(dump, backward=backward)
     located = asdict(LocateRun(session, dump, outcome, backward, together).run())
@@ -69,12 +65,12 @@ def local(session, dump, backward: bool = False, together: bool = False) -> Loca
     return verdict
 
 
-def times(name: str, factor: float) -> Plant:
+def times(name, factor):
     """A parameter times a factor."""
     return weights(name, lambda values: values * factor)
 
 
-def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def attribute(module, name, change):
     def plant(model):
         holder = model.get_submodule(module)
         return patch.object(holder, name, change(getattr(holder, name)))
@@ -82,7 +78,7 @@ def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[
     return plant
 
 
-def head_zeroed(values: torch.Tensor):
+def head_zeroed(values):
     values[:, :8] = 0
 
 
@@ -93,7 +89,7 @@ def rows_see_each_other(_model):
 
 L1, L2 = "model.layers.1", "model.layers.2"
 NORM, SCALE = f"{L2}.post_attention_layernorm", f"{L1}.self_attn"
-FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+FAULTS = {
     "down_proj x1.01": (times(f"{L1}.mlp.down_proj.weight", 1.01), f"{L1}.mlp.down_proj", "times the checkpoint's"),
     "head zeroed": (
         weights(f"{L2}.self_attn.o_proj.weight", head_zeroed),
@@ -119,7 +115,7 @@ def cut_off(forward):
     return lambda values: forward(values.detach())
 
 
-BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+BACKWARD = {
     "flipped": (gradient(f"{SCALE}.k_proj.weight", lambda g: -g), (f"{SCALE}.k_proj.weight's gradient is -1 times the truth's",)),
     "scaled": (gradient(f"{L1}.mlp.up_proj.weight", lambda g: g * 1.02), (f"{L1}.mlp.up_proj.weight's gradient is 1.02 times",)),
     "lost": (gradient(f"{L2}.input_layernorm.weight", torch.zeros_like), (f"no gradient reaches {L2}.input_layernorm.weight",)),
@@ -132,7 +128,7 @@ BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 """Each fault of the backward, and everything that is said of it."""
 
 
-def backward(cache: Path):
+def backward(cache):
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
     for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
         config = ReplayConfig(model=three_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
@@ -166,7 +162,7 @@ def other_choice(forward):
     return route
 
 
-def an_expert_scaled(values: torch.Tensor):
+def an_expert_scaled(values):
     values[1] *= 1.01
 
 
@@ -179,7 +175,7 @@ SHARED_GATE = (
 )  # fmt: skip
 """A linear layer of one output, called with the tokens of all rows in one dimension."""
 EXPERTS, ROUTER = "model.layers.1.mlp.experts", "model.layers.1.mlp.gate"
-ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+ROUTED = {
     "an expert x1.01": (weights(f"{EXPERTS}.down_proj", an_expert_scaled), f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
     "an expert's gradient": (
         gradient(f"{EXPERTS}.down_proj", without_expert), f"no gradient reaches expert 1 of {EXPERTS}.down_proj", "experts",
@@ -189,7 +185,7 @@ ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 """Each fault, how what is said of it begins, and the only module that is red."""
 
 
-def routing(cache: Path):
+def routing(cache):
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
     for family, dtype in first_or_all((("qwen2_moe", "bf16"), ("mixtral", "fp32"), ("mixtral", "bf16"))):
         config = ReplayConfig(model=any_model(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
@@ -204,7 +200,7 @@ def routing(cache: Path):
             assert found.word == RIGHT and not found.unchecked, (family, dtype, found)
 
 
-def odd_shapes(cache: Path):
+def odd_shapes(cache):
     """Families whose modules change a value in place, or take masks as values of one number for each token, are judged too."""
     for family in ("falcon", "opt", "llama4"):
         config = ReplayConfig(
@@ -218,7 +214,7 @@ def odd_shapes(cache: Path):
             assert found.word == WRONG and "times the checkpoint's" in found.said, (family, found)
 
 
-def faults(cache: Path):
+def faults(cache):
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
     for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
         config = ReplayConfig(model=three_layers(cache, family), dtype=dtype, packing=True, through="rows")
@@ -248,7 +244,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 """Frequencies that transformers changes in a forward of more than 32 tokens."""
 
 
-def others(cache: Path):
+def others(cache):
     """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
     tied = three_layers(cache, "llama", tie_word_embeddings=True)
     with open_actor(ReplayConfig(model=tied, dtype="bf16", through="rows"), model_cache=cache) as session:
@@ -287,7 +283,7 @@ def others(cache: Path):
         assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
 
 
-def compiled(cache: Path):
+def compiled(cache):
     """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
     model = str(model_of(cache, "llama"))
     config = ReplayConfig(model=model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager")
@@ -315,15 +311,15 @@ def eager_in_place_of_sdpa(_sdpa, module, query, key, value, mask, **more):
     return eager(module, query, key, value, mask, scaling=module.scaling, dropout=0.0)
 
 
-def scaled_by(factor: float):
-    def attend(sdpa, module, *given, scaling: float, **more):
+def scaled_by(factor):
+    def attend(sdpa, module, *given, scaling, **more):
         return sdpa(module, *given, scaling=factor * scaling, **more)
 
     return attend
 
 
 @contextlib.contextmanager
-def registered(attend) -> Iterator[None]:
+def registered(attend):
     """Register another sdpa in the whole process, as a fused kernel does: transformers' own model has it, too."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -335,7 +331,7 @@ def registered(attend) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa)
 
 
-def foreign(cache: Path):
+def foreign(cache):
     """A healthy kernel of another's is right though it rounds like eager attention; one that scales wrongly is not. Both are named."""
     for family in first_or_all(("llama", "qwen3")):
         for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
@@ -350,7 +346,7 @@ def foreign(cache: Path):
                 assert word == RIGHT or said[1][0].startswith("the attention of"), said
 
 
-def second_tokens(cache: Path):
+def second_tokens(cache):
     """Where only second tokens are judged, whose first token sees itself alone, gradients of queries and keys are only rounding."""
     from judged import Truths, judge
 
@@ -368,7 +364,7 @@ def second_tokens(cache: Path):
         assert faulty.truth.verdict == "mismatch" and "v_proj" in faulty.truth.reasons[0], faulty.lines
 
 
-def kernels(cache: Path):
+def kernels(cache):
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     model = three_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
@@ -384,7 +380,7 @@ def kernels(cache: Path):
                 assert {name.partition(" model.")[0] for name in said[1]} == {"the attention of"} and len(said[1]) == 3, said
 
 
-STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+STREAMED = {
     "llama": ({}, {"dtype": "fp32"}),
     "mixtral": ({}, {"packing": True}),
     "gemma2": ({"layer_types": ["sliding_attention", "full_attention"] * 2}, {}),
@@ -393,20 +389,20 @@ STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Families of four layers, with the settings of each."""
 
 
-def real_layers(model) -> int:
+def real_layers(model):
     """Count the decoder layers that have a parameter that is in memory."""
     kept = ([weight.untyped_storage().nbytes() >= weight.nbytes for weight in layer.parameters()] for layer in model.model.layers)
     return sum(map(any, kept))
 
 
 @contextlib.contextmanager
-def small() -> Iterator[None]:
+def small():
     """No model is small enough to lie whole, and no value to stay in memory."""
     with patch.object(clean_models, "WHOLE_BYTES", 0), patch.object(places, "MOST_BYTES", 0):
         yield
 
 
-def streamed(cache: Path):
+def streamed(cache):
     """A truth of which one layer is in memory, and whose values lie in a file, gives the answer of a whole one to the bit."""
     most, put = [0], Streamed._put
 
@@ -458,7 +454,7 @@ class Fused(torch.nn.Module):
         return self.whole(values)
 
 
-TOGETHER: dict[str, dict[str, Any]] = {
+TOGETHER = {
     "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3, "dtype": "fp32"},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
@@ -467,7 +463,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 
 
-def together(cache: Path):
+def together(cache):
     """Two ranks that compute together: healthy, then with another scale on rank 1, whose rank is named."""
     rank, model = int(os.environ["RANK"]), str(model_of(cache, "llama"))
     for name, settings in first_or_all([*TOGETHER.items()], 3):

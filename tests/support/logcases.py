@@ -1,22 +1,19 @@
 """Logs of trainings for the tests: made-up ones that print as tqdm and OpenRLHF's trainers do."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 
-def sft_bars(losses: Sequence[float], epochs: int, chance: float = 0.0, seed: int = 0) -> str:
+def sft_bars(losses, epochs, chance=0.0, seed=0):
     """As the SFT trainer prints them: it counts (which tqdm prints when it likes, by `chance`), then sets the figures."""
     return _bars(losses, epochs, chance, seed, counts_first=True)
 
 
-def dpo_bars(losses: Sequence[float], epochs: int, chance: float = 0.0, seed: int = 0) -> str:
+def dpo_bars(losses, epochs, chance=0.0, seed=0):
     """As the DPO, RM and PPO trainers print them: figures first, then they count."""
     return _bars(losses, epochs, chance, seed, counts_first=False)
 
 
-def _bars(losses: Sequence[float], epochs: int, chance: float, seed: int, counts_first: bool) -> str:
+def _bars(losses, epochs, chance, seed, counts_first):
     clock = random.Random(seed)
     total = len(losses) // epochs
     text, shown = "\rTrain epoch:   0%|          | 0/3 [00:00<?, ?it/s]\n", ""
@@ -34,12 +31,12 @@ def _bars(losses: Sequence[float], epochs: int, chance: float, seed: int, counts
     return text
 
 
-def _bar(epoch: int, count: int, total: int, figures: str) -> str:
+def _bar(epoch, count, total, figures):
     share = count / total
     bar = ("#" * round(10 * share)).ljust(10)
     return f"\rTrain step of epoch {epoch}: {share:4.0%}|{bar}| {count}/{total} [00:01<00:02,  9.45it/s{figures}]\x1b[A\n"
 
 
-def lines(losses: Sequence[float], form: str = "gpt_loss: {}") -> str:
+def lines(losses, form="gpt_loss: {}"):
     """One line for each value, in a form that `compare_backends.py` finds."""
     return "".join(f"INFO {form.format(loss)}\n" for loss in losses)

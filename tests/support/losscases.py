@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -26,16 +24,16 @@ class Engine(nn.Module):
         self.global_steps, self.micro_steps = 7, 0
         self.weight = nn.Parameter(torch.tensor([0.5, -0.25]))
 
-    def gradient_accumulation_steps(self) -> int:
+    def gradient_accumulation_steps(self):
         return MICRO
 
-    def is_gradient_accumulation_boundary(self) -> bool:
+    def is_gradient_accumulation_boundary(self):
         return self.micro_steps % MICRO == MICRO - 1
 
-    def zero_optimization_stage(self) -> int:
+    def zero_optimization_stage(self):
         return 2
 
-    def get_global_grad_norm(self) -> float:
+    def get_global_grad_norm(self):
         return float(self.micro_steps - 1)
 
 
@@ -45,7 +43,7 @@ class DeepspeedStrategy:
     def backward(self, loss, model, _optimizer):
         loss.backward()
 
-    def optimizer_step(self, _optimizer, model, _scheduler, name: str = "model"):
+    def optimizer_step(self, _optimizer, model, _scheduler, name="model"):
         engine = getattr(model, "model", model)
         engine.global_steps += engine.is_gradient_accumulation_boundary()
         engine.micro_steps += 1
@@ -60,7 +58,7 @@ class Actor(nn.Module):
         super().__init__()
         self.model = Engine()
 
-    def forward(self, sequences, action_mask=None, attention_mask=None, return_output: bool = False):
+    def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False):
         wide = sequences[:, -action_mask.shape[1] :].float() / 50
         log_probs = -(self.model.weight[0] * wide).exp() + self.model.weight[1]
         return (log_probs, SimpleNamespace()) if return_output else log_probs
@@ -92,7 +90,7 @@ class ActorPPOTrainer:
         self.actor, self.actor_loss_fn, self.tokenizer = actor, loss, SimpleNamespace(eos_token_id=2)
         self.strategy = strategy_with_settings()
 
-    def training_step(self, experience, kl_ctl: float, step: int, loss_batch_info=None):
+    def training_step(self, experience, kl_ctl, step, loss_batch_info=None):
         given = experience
         log_probs, _ = self.actor(given.sequences, given.action_mask, attention_mask=given.attention_mask, return_output=True)
         result = self.actor_loss_fn(
@@ -118,7 +116,7 @@ class CriticPPOTrainer:
         self.critic, self.strategy = Critic(), strategy_with_settings()
         self.critic_loss_fn = sys.modules["openrlhf.models.loss"].ValueLoss(0.2)
 
-    def training_step(self, experience, step: int, loss_batch_info=None):
+    def training_step(self, experience, step, loss_batch_info=None):
         given = experience
         values = self.critic(given.sequences, given.action_mask, attention_mask=given.attention_mask)
         loss = self.critic_loss_fn(
@@ -138,7 +136,7 @@ def strategy_with_settings():
     return strategy
 
 
-def stand_in_for_openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def stand_in_for_openrlhf(monkeypatch):
     """OpenRLHF's loss.py alone, without what its package imports; beside it an Actor and a trainer like its own."""
     (root,) = importlib.util.find_spec("openrlhf").submodule_search_locations or []
     for name, where in (("openrlhf", root), ("openrlhf.models", f"{root}/models"), ("openrlhf.trainer.ray", f"{root}/none")):
@@ -166,7 +164,7 @@ def stand_in_for_openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNam
         sys.modules.pop(name, None)
 
 
-def experiences(actor, steps: int) -> list[Experience]:
+def experiences(actor, steps):
     """Micro-batches with the old log-probs of this actor, and a critic's old values and returns."""
     made, batches = torch.Generator().manual_seed(3), []
     for _ in range(steps):
@@ -185,7 +183,7 @@ def experiences(actor, steps: int) -> list[Experience]:
     return batches
 
 
-def normalization(batches: list[Experience], number: int) -> dict[str, Any]:
+def normalization(batches, number):
     """What OpenRLHF's `get_loss_batch_info` returns for a micro-batch of these."""
     window = batches[number // MICRO * MICRO :][:MICRO]
     return {"dp_size": 1, "batch_num_tokens": sum(each.action_mask.sum() for each in window).float() / MICRO}

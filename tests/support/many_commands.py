@@ -6,8 +6,6 @@ Each exit code and output is in ANSWERS as soon as the command has ended; at the
 A word DUMP stands for a dump's id, OUT for a folder beside the store.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing
@@ -15,9 +13,7 @@ import os
 import pkgutil
 import resource
 import sys
-from collections.abc import Sequence
 from multiprocessing import forkserver
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -36,7 +32,7 @@ MEMORY = 6 * 2**30
 """Address space: reading /dev/zero or a terabyte of holes fails in it at once."""
 
 
-def run_commands(root: Path, answers: Path, lines: Sequence[str]):
+def run_commands(root, answers, lines):
     """Run commands on the store in the memory that this process may have, and write down exit code and output of each."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
@@ -55,7 +51,7 @@ def run_commands(root: Path, answers: Path, lines: Sequence[str]):
     answers.write_text(json.dumps(found))
 
 
-def run_all(root: Path, lines: Sequence[str]) -> dict[str, tuple[int | str, str, str]]:
+def run_all(root, lines):
     """What every command answered; fails if one of them hangs."""
     answers = root.with_suffix(".answers")
     context = multiprocessing.get_context("forkserver")

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import supervised
@@ -20,10 +19,8 @@ from actordbg.campaign.run_matrix import MatrixRun, Surroundings, new_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, MatrixRecord, TrainCell, TrainCheckRecord
-from actordbg.records.replay_record import ReplayInput
+from actordbg.records.matrix_record import OPEN, TrainCheckRecord
 from actordbg.replay.group_engine import WarmGroups
-from actordbg.replay.launch import Group, Launched
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
 FOUR = {"attn": "sdpa,eager", "packing": "both"}
@@ -36,7 +33,7 @@ class ScriptedGroups(WarmGroups):
 
     script: Script = lambda config: {}
 
-    def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
+    def launch(self, config, group, work):
         (work.parent / "script.json").write_text(json.dumps(self.script(config)))
         return super().launch(config, group, work)
 
@@ -46,41 +43,41 @@ class Bench(supervised.Bench):
 
     def new(
         self,
-        given: dict[str, str],
-        inputs: int = 3,
-        baseline: MatrixRecord | None = None,
-        slower: float | None = None,
+        given,
+        inputs=3,
+        baseline=None,
+        slower=None,
         **base,
-    ) -> MatrixRecord:
+    ):
         config = ReplayConfig(**({"timeout_s": 30.0} | base))
         axes = parse_axes(given)
         cells = make_cells(combinations(config, axes), LAPTOP, None)
         options = {"order": "time", "oracle": None, "slower": slower}
         return new_matrix(cells, axes, self.rows(inputs), options, baseline=baseline.matrix_id if baseline else None)
 
-    def rows(self, inputs: int) -> list[PlannedRow]:
+    def rows(self, inputs):
         return [PlannedRow(f"d{n}", f"dumps/d{n}", timestamp=f"2025-06-19T05:26:0{n}.000000Z") for n in range(inputs)]
 
     def run(
         self,
-        record: MatrixRecord,
+        record,
         script=lambda config: {},
-        baseline: MatrixRecord | None = None,
-        on_progress: Callable[[str, int], None] = lambda words, steps: None,
-    ) -> MatrixRecord:
+        baseline=None,
+        on_progress=lambda words, steps: None,
+    ):
         warm = ScriptedGroups(supervised.fake_launcher(self.sessions), script=script)
         around = Surroundings(None, LAPTOP, on_progress, warm=warm)
         return MatrixRun(self.store, record, self.rows(len(record.dump_ids)), around, baseline).run()
 
 
 def training_check(
-    cells: Sequence[TrainCell],
-    inputs: Sequence[ReplayInput],
-    steps: int,
-    logs: Path,
-    batch: int = 2,
+    cells,
+    inputs,
+    steps,
+    logs,
+    batch=2,
     **about,
-) -> TrainCheckRecord:
+):
     """A training check in fp32 before its first cell."""
     from actordbg.actor.backends.training import Training
 
@@ -90,6 +87,6 @@ def training_check(
     return TrainCheckRecord(*began, tuple(cells), ids, steps, batch, **more)
 
 
-def in_cell(attn: str, packing: bool, actions: dict[str, Any]) -> Script:
+def in_cell(attn, packing, actions):
     """These actions in the cell with these settings, nothing special in the others."""
     return lambda config: actions if (config.attn, config.packing) == (attn, packing) else {}

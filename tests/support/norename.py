@@ -6,8 +6,6 @@
 Renaming, copying on the other side, deleting, appending and creating exclusively fail the test that needs them.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -26,11 +24,11 @@ class NoRename(LocalFileSystem):
             return [cls._strip_protocol(one) for one in path]
         return LocalFileSystem._strip_protocol(str(path).removeprefix("norename://"))
 
-    def put_file(self, lpath: str, rpath: str, **_):
+    def put_file(self, lpath, rpath, **_):
         Path(rpath).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(lpath, rpath)
 
-    def get_file(self, rpath: str, lpath: str, **_):
+    def get_file(self, rpath, lpath, **_):
         shutil.copyfile(rpath, lpath)
 
     def _never(self, *_, **__):
@@ -38,7 +36,7 @@ class NoRename(LocalFileSystem):
 
     mv = mv_file = rename = cp_file = copy = rm = rm_file = rmdir = link = symlink = touch = _never
 
-    def open(self, path: str, mode: str = "rb", **options):
+    def open(self, path, mode="rb", **options):
         if mode not in ("rb", "wb"):
             raise NotImplementedError(f"an object store has no mode {mode}")
         return super().open(path, mode, **options)

@@ -1,26 +1,19 @@
 """A file that another user wrote: given away where the tests run as root, and looking like it elsewhere."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 ANOTHER = 54321
 """A user who is not this one."""
 
 
-def give_away(file: Path, monkeypatch: pytest.MonkeyPatch):
+def give_away(file, monkeypatch):
     """The file belongs to ANOTHER, as far as this process can tell."""
     if os.geteuid() == 0:
         os.chown(file, ANOTHER, -1, follow_symlinks=False)
         return
     inode = os.lstat(file).st_ino
 
-    def as_anothers(look: Callable[..., os.stat_result]) -> Callable[..., Any]:
+    def as_anothers(look):
         def looked(what, **more):
             seen = look(what, **more)
             more_of_it = {name: getattr(seen, name) for name in dir(seen) if name.startswith("st_")}

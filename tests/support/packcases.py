@@ -1,19 +1,14 @@
 """Dumps for the packs' tests: the same samples in several passes and ranks, padded differently, as a PPO run has them."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import catalogcases
 import torch
 
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from actordbg.store.pack_build import PackWriter
 from actordbg.store.places import Pack, places_of, read_payload
 
@@ -21,7 +16,7 @@ EOS = 128_009
 """Pads on the right, and ends every sample: so it is in OpenRLHF."""
 
 
-def samples(count: int) -> list[torch.Tensor]:
+def samples(count):
     """Token ids of made-up samples: common tokens often, rare ones seldom; some prompts shared."""
     generator = random.Random(0)
     common = [generator.randrange(1000, 128_000) for _ in range(400)]
@@ -32,7 +27,7 @@ def samples(count: int) -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
-def batch(rows: list[torch.Tensor], left: int, right: int) -> dict[str, torch.Tensor]:
+def batch(rows, left, right):
     """The inputs of one call for these samples, padded to the longest and by `left` and `right` more."""
     longest = max(len(row) for row in rows)
     size = (len(rows), left + longest + 1 + right)
@@ -45,14 +40,14 @@ def batch(rows: list[torch.Tensor], left: int, right: int) -> dict[str, torch.Te
     return {"sequences": ids, "attention_mask": mask, "action_mask": mask[:, -100:].bool()}
 
 
-def publish(store: Store, index: int, tensors: dict[str, torch.Tensor], **changes) -> Path:
+def publish(store, index, tensors, **changes):
     """One dump of these tensors, as call `index` of `catalogcases`."""
     size, length = tensors["sequences"].shape
     described = catalogcases.record(index, batch_size=size, seq_len=length, **changes)
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill_ppo(store: Store, calls: int = 12, first: int = 0, **changes):
+def fill_ppo(store, calls=12, first=0, **changes):
     """`calls` batches, each recorded twice: in the log-prob pass, and in the training pass in halves with other padding. `first`: number of the first dump."""
     size, pool = 4, samples(calls * 4)
     number = first
@@ -63,7 +58,7 @@ def fill_ppo(store: Store, calls: int = 12, first: int = 0, **changes):
             number += 1
 
 
-def odd_tensors() -> dict[str, torch.Tensor]:
+def odd_tensors():
     """Everything that a dump may hold and a row store may stumble over."""
     generator = torch.Generator().manual_seed(1)
     wide = torch.randint(0, 128_256, (4, 400), generator=generator)
@@ -89,7 +84,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]]) -> Pack:
+def write_pack(folder, dumps):
     """A pack of dump files' records and blobs."""
     writer = PackWriter(folder)
     for record, blob in dumps:
@@ -97,7 +92,7 @@ def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]]) -> Pack:
     return Pack(writer.publish()[0])
 
 
-def blobs(path: Path, **changes) -> list[tuple[DumpRecord, bytes]]:
+def blobs(path, **changes):
     """Records and dump files of what a pack holds, perhaps with other records."""
     pack, found = Pack(path), []
     for dump_id in pack.dump_ids:
@@ -107,7 +102,7 @@ def blobs(path: Path, **changes) -> list[tuple[DumpRecord, bytes]]:
     return found
 
 
-def contents(store: Store) -> dict[str, tuple[str, str]]:
+def contents(store):
     """Every dump that the store's files hold, by id: its whole record and the SHA-256 of its payload, read and checked."""
     found = {}
     for place in places_of(store):

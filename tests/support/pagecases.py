@@ -1,7 +1,5 @@
 """Pages made up, and read back as a browser's parser has them: elements, texts, addresses, scripts, and what a policy allows."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -34,28 +32,28 @@ OURS = frozenset(
 class Read(HTMLParser):
     """What is in a page."""
 
-    def __init__(self, page: str):
+    def __init__(self, page):
         super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
-        self.texts: list[str] = []
+        self.elements = []
+        self.scripts = []
+        self.texts = []
         self._inside = ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._inside = tag if tag in ("script", "style") else ""
 
-    def handle_endtag(self, tag: str):
+    def handle_endtag(self, tag):
         self._inside = ""
 
-    def handle_data(self, data: str):
+    def handle_data(self, data):
         if self._inside == "script":
             self.scripts.append((self.elements[-1][1], data))
         elif not self._inside:
             self.texts.append(data)
 
-    def having(self, name: str) -> list[str]:
+    def having(self, name):
         """Every value of an attribute."""
         return [str(attributes[name]) for _, attributes in self.elements if name in attributes]
 
@@ -65,23 +63,23 @@ class Read(HTMLParser):
         assert not [name for _, attributes in self.elements for name in attributes if name.startswith("on") or name == "style"]
 
     @property
-    def policy(self) -> str:
+    def policy(self):
         (found,) = (
             a["content"] or "" for tag, a in self.elements if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
         )
         return found
 
     @property
-    def running(self) -> list[str]:
+    def running(self):
         """The scripts that a browser runs; the others are data."""
         return [text for attributes, text in self.scripts if "type" not in attributes]
 
 
-def hashed(text: str) -> str:
+def hashed(text):
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def page_of(count: int) -> str:
+def page_of(count):
     inputs = [given(i, 200 + i % 900) for i in range(count)]
     results = [
         result(
@@ -96,7 +94,7 @@ def page_of(count: int) -> str:
     return as_html(document(summary, {"A": replay_charts(data)}))
 
 
-def tokens_page() -> str:
+def tokens_page():
     """A dump of 2 x 12 tokens: 5 of prompt, then 7 answers; the first row is padded in front, row 1's fourth answer is far off."""
     a = [[-1.0 - at / 10 for at in range(7)] for _ in range(2)]
     b = [[value + 1e-3 * (at - 3) for at, value in enumerate(row)] for row in a]
@@ -112,7 +110,7 @@ def tokens_page() -> str:
     return as_html([Heading("tokens", 1), Paragraph(HOSTILE), *(one for one in charts if one is not None)])
 
 
-def _cells() -> tuple[MatrixCell, ...]:
+def _cells():
     made = []
     for index, (attn, packing, dtype, layers) in enumerate(
         product(("sdpa", "eager"), (False, True), ("fp32", "bf16"), range(1, 6))

@@ -1,11 +1,8 @@
 """What the tests of patch and unpatch share: an actor.py as it is installed, and an interpreter that need not import the real hook."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 from roots import ROOT
@@ -15,7 +12,7 @@ OLD = 1_600_000_000_123_456_789
 """The file's modification time, in nanoseconds."""
 
 
-def written(path: Path, data: bytes = ACTOR, mode: int = 0o640) -> Path:
+def written(path, data=ACTOR, mode=0o640):
     """Write a file with an unusual mode and an old time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -24,13 +21,13 @@ def written(path: Path, data: bytes = ACTOR, mode: int = 0o640) -> Path:
     return path
 
 
-def facts_of(path: Path) -> tuple[bytes, int, int, int]:
+def facts_of(path):
     """Bytes, mode, owner, and modification time in nanoseconds."""
     found = path.stat()
     return path.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
 
 
-def stand_in(folder: Path, hook: str) -> Path:
+def stand_in(folder, hook):
     """An `actordbg` in `folder` that is only a hook, and knows what a signal handler raised; returns the hook's file."""
     file = folder / "actordbg" / "capture" / "hook.py"
     file.parent.mkdir(parents=True)
@@ -54,7 +51,7 @@ signal.raise_signal(signal.SIGUSR1)
 
 
 @pytest.fixture
-def light_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def light_hook(tmp_path, monkeypatch):
     """An actordbg on the interpreter's path whose hook imports at once; returns that hook's file. Nothing of ours is in the environment."""
     for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)

@@ -1,10 +1,6 @@
 """A pytest plugin for `examples/trainer_ci`: runs its test once without a fault, and once with each of six planted in TRL."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +11,10 @@ without_deepspeed()
 SCORE = "_get_per_token_logps_and_entropies"
 
 
-def of_scores(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+def of_scores(change):
     """Change the log-probs that TRL's scoring function returns."""
 
-    def plant(patch: pytest.MonkeyPatch):
+    def plant(patch):
         def changed(original, self, *args, **kwargs):
             log_probs, *more = original(self, *args, **kwargs)
             return change(log_probs), *more
@@ -28,10 +24,10 @@ def of_scores(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], No
     return plant
 
 
-def of_model(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], None]:
+def of_model(change):
     """Change the trainer's model after the trainer was built."""
 
-    def plant(patch: pytest.MonkeyPatch):
+    def plant(patch):
         def changed(original, self, *args, **kwargs):
             original(self, *args, **kwargs)
             change(self.model)
@@ -41,7 +37,7 @@ def of_model(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], No
     return plant
 
 
-def _wrap(patch: pytest.MonkeyPatch, name: str, changed: Callable[..., Any]):
+def _wrap(patch, name, changed):
     from trl import GRPOTrainer
 
     original = getattr(GRPOTrainer, name)
@@ -53,14 +49,14 @@ def _wrap(patch: pytest.MonkeyPatch, name: str, changed: Callable[..., Any]):
     patch.setattr(GRPOTrainer, name, method)
 
 
-def no_temperature(patch: pytest.MonkeyPatch):
+def no_temperature(patch):
     from trl.trainer import grpo_trainer
 
     original = grpo_trainer.add_fused_lm_head
     patch.setattr(grpo_trainer, "add_fused_lm_head", lambda model, **more: original(model, **more | {"temperature": 1.0}))
 
 
-def no_mask(patch: pytest.MonkeyPatch):
+def no_mask(patch):
     """The model gets no attention mask: it attends to padding."""
     from trl.trainer import grpo_trainer
 
@@ -86,7 +82,7 @@ def narrow_angles(model):
     rotary.inv_freq = rotary.inv_freq.bfloat16().float()
 
 
-FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+FAULTS = {
     "temperature": no_temperature,
     "shifted": of_scores(lambda log_probs: log_probs.roll(1, dims=1)),
     "bf16": of_scores(lambda log_probs: log_probs.bfloat16().float()),
@@ -96,11 +92,11 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc):
+def pytest_generate_tests(metafunc):
     metafunc.parametrize("planted", ["healthy", *FAULTS], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+def planted(request, monkeypatch):
     if request.param in FAULTS:
         FAULTS[request.param](monkeypatch)

@@ -3,8 +3,6 @@
 The second transfer loses a parameter, the third changes one on its way, and from the fourth on nothing is loaded.
 """
 
-from __future__ import annotations
-
 from actordbg.trainers.openrlhf import demo_programs
 
 LOST, CHANGED = "lm_head.weight", "model.layers.1.self_attn.q_proj.weight"
@@ -16,7 +14,7 @@ def plant():
     engine = vllm_standin.AsyncLLMEngine
     sound, seen = engine.update_weight.__wrapped__, []  # type: ignore[attr-defined]
 
-    def update_weight(self, name: str, *args):
+    def update_weight(self, name, *args):
         seen.append(name)
         transfer, load = seen.count(name) - 1, self.model_runner.model.load_weights
 

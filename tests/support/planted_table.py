@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from casefiles import Case, cases_of
+from casefiles import cases_of
 
 Plant = Callable[[Any], Any]
 """A context manager over the suspect's model: inside the block it has the fault."""
@@ -44,11 +44,11 @@ class Planted:
 # ---- how faults are planted ----
 
 
-def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
+def weights(name, change):
     """A parameter or a buffer whose values `change` changed: in place, or by returning others."""
 
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         held = dict(model.named_parameters()) | dict(model.named_buffers())
         tensor = held[name]
         kept = tensor.data.clone()
@@ -61,9 +61,9 @@ def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
     return plant
 
 
-def all_of(*plants: Plant) -> Plant:
+def all_of(*plants):
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         with contextlib.ExitStack() as stack:
             for each in plants:
                 stack.enter_context(each(model))
@@ -72,9 +72,9 @@ def all_of(*plants: Plant) -> Plant:
     return plant
 
 
-def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Plant:
+def attribute(module, name, change):
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         holder = model.config if module == "config" else model.get_submodule(module)
         kept = getattr(holder, name)
         setattr(holder, name, change(kept))
@@ -84,11 +84,11 @@ def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Plant:
     return plant
 
 
-def output(module: str, change: Callable[[Any], Any]) -> Plant:
+def output(module, change):
     """The code of a module gives something else: the first of its outputs is changed."""
 
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         def hook(_module, _inputs, out):
             return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
 
@@ -99,11 +99,11 @@ def output(module: str, change: Callable[[Any], Any]) -> Plant:
     return plant
 
 
-def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plant:
+def forward(module, make):
     """The module's forward is what `make` makes of the module and its forward."""
 
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         holder = model.get_submodule(module)
         holder.forward = make(holder, holder.forward)
         yield
@@ -112,7 +112,7 @@ def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plan
     return plant
 
 
-def attention(layer: int, change: Callable[..., Any]) -> Plant:
+def attention(layer, change):
     """Let one layer call another attention function: `change(original, module, query, key, value, mask, **more)`."""
 
     def make(_module, right):
@@ -131,7 +131,7 @@ def attention(layer: int, change: Callable[..., Any]) -> Plant:
     return forward(f"model.layers.{layer}.self_attn", make)
 
 
-def function_of(layer: int, name: str, change: Callable[..., Any]) -> Plant:
+def function_of(layer, name, change):
     """Let the attention of one layer call another function in place of `name` of its module's file: `change(original, ...)`."""
 
     def make(module, right):
@@ -150,21 +150,21 @@ def function_of(layer: int, name: str, change: Callable[..., Any]) -> Plant:
     return forward(f"model.layers.{layer}.self_attn", make)
 
 
-def rotation(layer: int, change: Callable[..., Any]) -> Plant:
+def rotation(layer, change):
     """Let one layer turn its queries and keys in another way: `change(original, query, key, cos, sin)`."""
     return function_of(layer, "apply_rotary_pos_emb", lambda original, *given, **_: change(original, *given))
 
 
-def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+def positions(change):
     def make(_module, right):
         return lambda values, position_ids, **more: right(values, change(position_ids), **more)
 
     return forward("model.rotary_emb", make)
 
 
-def gradient(name: str, change: Callable[[Any], Any]) -> Plant:
+def gradient(name, change):
     @contextlib.contextmanager
-    def plant(model) -> Iterator[None]:
+    def plant(model):
         handle = model.get_parameter(name).register_hook(change)
         yield
         handle.remove()
@@ -172,33 +172,33 @@ def gradient(name: str, change: Callable[[Any], Any]) -> Plant:
     return plant
 
 
-def detached(module: str) -> Plant:
+def detached(module):
     return output(module, lambda values: values.detach() + 0 * values)
 
 
-def outside(context: Callable[[], Any]) -> Plant:
+def outside(context):
     return lambda _model: context()
 
 
 # ---- changes ----
 
 
-def doubled_row(values: torch.Tensor):
+def doubled_row(values):
     values[3] *= 2
 
 
-def rows_swapped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def rows_swapped(count):
     return lambda values: torch.cat((values[count : 2 * count], values[:count], values[2 * count :]))
 
 
-def noisy(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(values: torch.Tensor) -> torch.Tensor:
+def noisy(share):
+    def change(values):
         return values * (1 + share * torch.randn(values.shape, generator=torch.Generator().manual_seed(3)))
 
     return change
 
 
-def in_8_bits(values: torch.Tensor) -> torch.Tensor:
+def in_8_bits(values):
     scale = values.abs().amax(-1, keepdim=True) / 127
     return (values / scale).round() * scale
 
@@ -207,11 +207,11 @@ def rounded(values):
     return values.bfloat16().to(values.dtype)
 
 
-def zeroed(values: torch.Tensor):
+def zeroed(values):
     values[50:90] = 0
 
 
-def half_scaled(values: torch.Tensor):
+def half_scaled(values):
     values[::2] *= 1.02
 
 
@@ -249,7 +249,7 @@ def scores_in_bf16(original, module, query, key, value, mask, **more):
     return mixed.to(query.dtype), rest
 
 
-def scaled_by(factor: float) -> Callable[..., Any]:
+def scaled_by(factor):
     def change(original, *given, scaling=None, **more):
         return original(*given, scaling=factor * scaling, **more)
 
@@ -292,7 +292,7 @@ def only_half(original, query, key, cos, sin):
     return tuple(torch.cat((own, other[..., half:]), -1) for own, other in zip(turned, (query, key), strict=True))
 
 
-def seen_by(rule: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def seen_by(rule):
     """An attention whose mask is `rule(distance, seen)`: of queries from keys, and what the right mask allows."""
 
     def change(original, module, query, key, value, mask, **more):
@@ -308,7 +308,7 @@ def no_soft_cap(original, *given, softcap=None, **more):
     return original(*given, softcap=None, **more)
 
 
-def without(name: str) -> Callable[[Any, Any], Any]:
+def without(name):
     """A forward that leaves out a child."""
 
     def make(module, right):
@@ -327,7 +327,7 @@ def without(name: str) -> Callable[[Any, Any], Any]:
 
 
 @contextlib.contextmanager
-def gelu_module(model) -> Iterator[None]:
+def gelu_module(model):
     """The activation of one layer is a module of another class."""
     mlp = model.get_submodule(f"{L2}.mlp")
     kept, mlp.act_fn = mlp.act_fn, torch.nn.GELU(approximate="tanh")
@@ -355,14 +355,14 @@ def never_the_last(module, _right):
     return run
 
 
-def one_token_up(values: torch.Tensor) -> torch.Tensor:
+def one_token_up(values):
     values = values.clone()
     values[..., 77] += 0.3
     return values
 
 
-def of_row(row: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    def run(values: torch.Tensor) -> torch.Tensor:
+def of_row(row, change):
+    def run(values):
         values = values.clone()
         values[row : row + 1] = change(values[row : row + 1])
         return values
@@ -370,8 +370,8 @@ def of_row(row: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable
     return run
 
 
-def behind(position: int, factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def run(values: torch.Tensor) -> torch.Tensor:
+def behind(position, factor):
+    def run(values):
         values = values.clone()
         values[:, position:] *= factor
         return values
@@ -404,7 +404,7 @@ def norms_late(module, right):
             object.__setattr__(module, name, lambda values: values)
         turn = scope.apply_rotary_pos_emb  # type: ignore[attr-defined]
 
-        def late(*each, **named) -> tuple[Any, ...]:
+        def late(*each, **named):
             pairs = zip(norms, turn(*each, **named), strict=True)
             return tuple(norm(values.transpose(1, 2)).transpose(1, 2) for norm, values in pairs)
 
@@ -467,14 +467,14 @@ def over_capacity(_module, right):
     return run
 
 
-def patched(name: str, make: Callable[[Any], Any]):
+def patched(name, make):
     """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
     import openrlhf.models.actor as module
 
     return patch.object(module, name, make(getattr(module, name)))
 
 
-def log_probs_that(change: Callable[..., Any]):
+def log_probs_that(change):
     """OpenRLHF's log-probs of logits, changed."""
     name = "log_probs_from_logits"
     return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
@@ -502,7 +502,7 @@ def top_of_logits():
 
 
 L0, L1, L2, L3 = (f"model.layers.{layer}" for layer in range(4))
-PLANTS: dict[str, Plant] = {
+PLANTS = {
     # What the model holds.
     "gate_proj x0.99": weights(f"{L0}.mlp.gate_proj.weight", lambda v: v * 0.99),
     "a channel of up_proj doubled": weights(f"{L3}.mlp.up_proj.weight", doubled_row),
@@ -587,7 +587,7 @@ PLANTS: dict[str, Plant] = {
 }  # fmt: skip
 
 
-def planted(name: str, case: Case) -> Planted:
+def planted(name, case):
     """A fault, and what its case says of it."""
     family, *flags = case.given[0].split()
     cause, *module = case.expected

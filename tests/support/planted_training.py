@@ -4,13 +4,10 @@ PLANTED holds JSON: the fault of each cell, by the cell's index. Each fault is a
 gradients is what OpenRLHF's FSDP2 branch does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 from collections import Counter
-from typing import Any
 
 from actordbg.campaign.train_engine import TrainEngine, step_of
 
@@ -67,7 +64,7 @@ SOUND = {}
 class FaultyEngine(TrainEngine):
     """The product's engine; the fault is planted when its cell is opened, and taken out when another one is."""
 
-    def open(self) -> dict[str, Any]:
+    def open(self):
         from actordbg.actor.backends.fsdp2 import Fsdp2Backend
         from actordbg.actor.backends.training import AdamSteps
 
@@ -78,7 +75,7 @@ class FaultyEngine(TrainEngine):
             globals()[self._fault]()
         return super().open()
 
-    def run(self, item, loaded, **asked) -> dict[str, Any]:
+    def run(self, item, loaded, **asked):
         dies = (self._fault, self.folder.suffix, os.environ["RANK"]) == ("killed_once", ".1", "1")
         if dies and step_of(item.dump_id) == AT:
             os.kill(os.getpid(), signal.SIGKILL)

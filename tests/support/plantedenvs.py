@@ -7,8 +7,6 @@ A fault is code that runs once a module of transformers is loaded, so it is ther
 touch a model with eager attention, which the truth has.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -70,7 +68,7 @@ def fault(values):
 """A collective that only the first rank calls, on more than three tokens."""
 
 
-def from_the_table(name: str) -> str:
+def from_the_table(name):
     """Return the fault of this name in `planted_table`: planted in each model that is built or loaded without eager attention."""
     return f"""
 MODULE = "transformers.modeling_utils"
@@ -97,7 +95,7 @@ held = []
 """
 
 
-def environment(folder: Path, fault: str) -> Path:
+def environment(folder, fault):
     """Make an environment, and return its interpreter. fault: "" for one without a fault and without actordbg."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -109,7 +107,7 @@ def environment(folder: Path, fault: str) -> Path:
     return folder / "bin" / "python"
 
 
-def actordbg(python: Path, *words: str, store: Path, code: int | None = 0) -> str:
+def actordbg(python, *words, store, code=0):
     """Run a command of this checkout's actordbg with this interpreter; returns what it printed."""
     ran = subprocess.run(
         [str(python), "-m", "actordbg", "--store", str(store), *words],

@@ -11,16 +11,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from actorcases import main
 from amounts import first_or_all
-from judged import Judged, Truths, judge, same_bits
+from judged import Truths, judge, same_bits
 from lawcases import FAMILIES, dump_of
-from planted_table import BOTH, FAULTS, Planted
+from planted_table import BOTH, FAULTS
 
 from actordbg.actor import family_models
 from actordbg.actor.models import once
@@ -43,14 +40,14 @@ class Outcome:
     said: str
 
 
-def four_layers(cache: Path, family: str) -> Path:
+def four_layers(cache, family):
     config = dict(FAMILIES[family]) | {"num_hidden_layers": 4}
     if family == "gemma2":  # a soft cap that these small scores come near
         config |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "attn_logit_softcapping": 1.0}
     return once(cache / f"{family}-planted", lambda folder: family_models._build(folder, config))
 
 
-def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) -> Iterator[Outcome]:
+def run(cache, faults, dtypes=BOTH):
     """Plant each fault in a loaded Actor, and judge it; the healthy Actor has to be right before and after."""
     for dtype in dtypes:
         for family, trains in dict.fromkeys((fault.family, fault.trains) for fault in faults):
@@ -75,12 +72,12 @@ def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) ->
                 assert same_bits(again, healthy[chosen[-1].packed]), "the last fault is gone"
 
 
-def _judged(session, dump, truth, cache: Path, config: ReplayConfig, packed: bool) -> Judged:
+def _judged(session, dump, truth, cache, config, packed):
     session.switch(replace(config, packing=packed), dump.record)
     return judge(session, dump, truth, cache / "kept")
 
 
-def _outcome(fault: Planted, dtype: str, found: Judged, healthy: Judged) -> Outcome:
+def _outcome(fault, dtype, found, healthy):
     wrong = found.local.located.wrong if found.local.located else ()
     names_none = not wrong and not found.local.differences
     rows = wrong[0].rows if wrong else ()
@@ -97,7 +94,7 @@ def _outcome(fault: Planted, dtype: str, found: Judged, healthy: Judged) -> Outc
     )
 
 
-def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures(outcomes):
     """Count what the bars are about, of the faults that changed what the Actor computed."""
     real = [each for each in outcomes if each.changed]
     reds = [each for each in real if each.red]
@@ -121,13 +118,13 @@ SOME = first_or_all(
 )  # fmt: skip
 
 
-def some(cache: Path):
+def some(cache):
     """In bf16, where outputs show three of them in four, every fault is red, with its module and its cause."""
     for outcome in run(cache, [fault for fault in FAULTS if fault.name in SOME], ["bf16"]):
         assert outcome.changed and outcome.red and outcome.module and outcome.cause and outcome.rows, outcome
 
 
-def everything(cache: Path) -> dict[str, Any]:
+def everything(cache):
     found = {}
     for dtype in os.environ.get("DTYPES", "bf16 fp32").split():
         outcomes = []

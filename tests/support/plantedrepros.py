@@ -8,8 +8,6 @@ log-probs) are not drawn: they are planted in a process, not in a package. Nor a
 a fault, and its eager attention is what the truth runs.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -17,10 +15,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from lawcases import dump_of
-from planted_table import FAULTS, Planted
+from planted_table import FAULTS
 from plantedenvs import actordbg, environment, from_the_table
 from plantedfaults import four_layers
 
@@ -28,13 +25,13 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
-def drawn(count: int, seed: int) -> list[Planted]:
+def drawn(count, seed):
     inside = [fault for fault in FAULTS if fault.plant.__qualname__.split(".")[0] != "outside"]
     order = random.Random(seed).sample(inside, len(inside))
     return [fault for fault in order if fault.family != "gemma2"][:count]
 
 
-def outcome(fault: Planted, folder: Path) -> dict[str, Any]:
+def outcome(fault, folder):
     """Plant the fault, and say how far the way to its repro went."""
     faulty, clean = environment(folder / "faulty", from_the_table(fault.name)), environment(folder / "clean", "")
     model = four_layers(folder.parent, fault.family)
@@ -63,7 +60,7 @@ def outcome(fault: Planted, folder: Path) -> dict[str, Any]:
     return said | {"repro": codes == [1, 0] and free, "codes": codes, "lines": len(text.splitlines())}
 
 
-def main(folder: Path, count: int = 20, seed: int = 30):
+def main(folder, count=20, seed=30):
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "outcomes.jsonl"
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

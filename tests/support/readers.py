@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,15 +62,15 @@ class Said:
 class Reader:
     """Somebody with a home of his own, in which his caches lie."""
 
-    def __init__(self, home: Path, user: int | None = None, store: Path = Path()):
+    def __init__(self, home, user=None, store=Path()):
         self.home, self._user, self._store = home, user, store
 
     @property
-    def catalogs(self) -> list[Path]:
+    def catalogs(self):
         """The private catalogs in his cache."""
         return sorted((self.home / "cache" / "actordbg" / "catalogs").glob("*/catalog.db"))
 
-    def start(self, *commands: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+    def start(self, *commands, **variables):
         """Run commands in a process of his, one after the other."""
         work = Path(tempfile.mkdtemp(dir=self.home))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG_", "XDG_"))}
@@ -84,7 +83,7 @@ class Reader:
             line[:0] = f"setpriv --reuid={self._user} --regid={self._user} --clear-groups {rights}".split()
         return subprocess.Popen(line, env=environment, cwd=self.home, stdout=subprocess.PIPE, text=True)
 
-    def run(self, *commands: Sequence[str], may_write: bool = False, **variables: str) -> list[Said]:
+    def run(self, *commands, may_write=False, **variables):
         """What commands of his answer."""
         process = self.start(*commands, **variables)
         out, _ = process.communicate(timeout=120)
@@ -94,7 +93,7 @@ class Reader:
 
 
 @contextlib.contextmanager
-def another_user(store: Path) -> Iterator[Reader]:
+def another_user(store):
     """Somebody who may read the store and write nothing in it."""
     root = os.geteuid() == 0
     home = Path(tempfile.mkdtemp(prefix="actordbg-reader-", dir="/tmp"))
@@ -114,7 +113,7 @@ def another_user(store: Path) -> Iterator[Reader]:
 
 
 @contextlib.contextmanager
-def public_folder() -> Iterator[Path]:
+def public_folder():
     """A folder that others can reach, which pytest's own are not."""
     with tempfile.TemporaryDirectory(prefix="actordbg-public-", dir="/tmp", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o755)
@@ -122,7 +121,7 @@ def public_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def mounted(store: Path, then: str = "") -> Iterator[Path | None]:
+def mounted(store, then=""):
     """The store copied into a small file system of its own; `then`, a shell command about $MOUNT, is run when it is there.
 
     None where this process may not mount, as in many containers.

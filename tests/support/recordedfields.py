@@ -1,33 +1,29 @@
 """The table of recorded fields in the docs, `docs/reference/recorded-fields.md`, and what laws of recorded data really read."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recorded-fields.md"
 
 
-def listed() -> dict[str, tuple[set[str], str]]:
+def listed():
     """Each field of the table: the laws that read it, and what else reads it, or why nothing does."""
     rows = re.findall(r"^\| `([^`]+)` \|([^|]*)\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
     return {name: ({law.strip() for law in laws.split(",")} - {"-", ""}, why.strip()) for name, laws, why in rows}
 
 
-def unlisted(names: Iterable[str]) -> list[str]:
+def unlisted(names):
     """The fields that the table lacks, or has without a law or a reason."""
     known = listed()
     return [name for name in names if not any(known.get(name, (set(), "")))]
 
 
-def unlisted_of(paths: Iterable[Path]) -> list[str]:
+def unlisted_of(paths):
     """The fields of these dumps that the table lacks."""
     names = set[str]()
     for path in paths:
@@ -40,36 +36,36 @@ def unlisted_of(paths: Iterable[Path]) -> list[str]:
 class _Traced:
     """A record that notes which of its fields are read."""
 
-    def __init__(self, record: DumpRecord, names: set[str]):
+    def __init__(self, record, names):
         self._record, self._names = record, names
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         self._names.add(f"record.{name}")
         value = getattr(self._record, name)
         return _TracedFacts(value, self._names) if name == "actor" else value
 
 
 class _TracedFacts(dict[str, Any]):
-    def __init__(self, facts: dict[str, Any], names: set[str]):
+    def __init__(self, facts, names):
         super().__init__(facts)
         self._names = names
 
-    def get(self, name: str, default=None):
+    def get(self, name, default=None):
         self._names.add(f"actor.{name}")
         return super().get(name, default)
 
 
-def read_by_laws(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
+def read_by_laws(root, paths):
     """Yield each law with the fields that it read of these dumps."""
     array, fact = RecordedCall.array, RecordedCall.fact
     for law in LAWS:
         names = set()
 
-        def traced(self, *asked: str, names: set[str] = names):
+        def traced(self, *asked, names=names):
             names.update(asked)
             return array(self, *asked)
 
-        def told(self, name: str, names: set[str] = names):
+        def told(self, name, names=names):
             names.add(name)
             return fact(self, name)
 

@@ -1,11 +1,9 @@
 """A module that brings a backend of torch.distributed along, as a vendor's does: "relay", which is gloo by another name."""
 
-from __future__ import annotations
-
 import torch.distributed as dist
 
 
-def _group(store, rank: int, size: int, timeout):
+def _group(store, rank, size, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from actordbg.formats.dump_record import DumpRecord, make_dump_id
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,13 @@ class PlannedRow:
     return_output: bool | None = None
 
 
-def publish(
-    store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, mask: torch.dtype = torch.int64, **record
-) -> list[ReplayInput]:
+def publish(store, count, batch=2, length=96, first=0, mask=torch.int64, **record):
     """`count` dumps of [batch, length] with left padding and an action mask over the second half; `first` is their number."""
     generator = torch.Generator().manual_seed(first)
     return [_publish(store, index, batch, length, generator, mask, record) for index in range(first, first + count)]
 
 
-def _publish(
-    store: Store, index: int, batch: int, length: int, generator: torch.Generator, mask: torch.dtype, extra: dict[str, Any]
-) -> ReplayInput:
+def _publish(store, index, batch, length, generator, mask, extra):
     sequences = torch.randint(0, 4000, (batch, length), generator=generator)
     attention = torch.ones(batch, length, dtype=mask)
     attention[0, : length // 4] = 0
@@ -71,7 +64,7 @@ def _publish(
     return ReplayInput(record.dump_id, path, 0, batch, length, record.tokens)
 
 
-def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", name: str = "") -> Path:
+def old_pickle(folder, rank=0, stamp="20250619_052608_430740", name=""):
     """Write one file as the old recorder did, into `folder`."""
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[:, :3] = 0

@@ -7,32 +7,25 @@ r-02 0 drop entropy                      a tensor was not kept; `gone`: none was
 r-02 * grad lm_head [1, 1]               a kept gradient
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-from comparecases import Tensors, given, write_replay
+from comparecases import given, write_replay
 
 from actordbg.actor.hub_model import versions_of
 from actordbg.judge.comparison_document import meaning
-from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.replay_record import ReplayInput
-from actordbg.store.layout import Store
 
 SIZES = {"embed": 2**18, "q_proj": 64, "input_layernorm": 8, "mlp.experts.down_proj": 64, "mlp.experts.3.w1": 64}
 """Elements of parameters whose gradients are random."""
 
 
-def places(text: str) -> tuple[Any, ...]:
+def places(text):
     """An index as it is written: `0,-1`, `:,:3`, or nothing for the only element."""
     parts = [part.split(":") for part in text.split(",") if part]
     return tuple(slice(*(int(end) if end else None for end in ends)) if len(ends) > 1 else int(ends[0]) for ends in parts)
 
 
-def write_replays(store: Store, lines: Iterable[str], inputs: Sequence[ReplayInput] = ()) -> list[str]:
+def write_replays(store, lines, inputs=()):
     """Write the replays of the lines into a store, and return the other lines. inputs: by default four that no file is needed for."""
     inputs = inputs or [given(index) for index in range(4)]
     replays = {}
@@ -53,11 +46,11 @@ def write_replays(store: Store, lines: Iterable[str], inputs: Sequence[ReplayInp
     return others
 
 
-def _write(store: Store, name: str, inputs: Sequence[ReplayInput], changes: list[tuple[str, str, str]], settings: dict[str, Any]):
-    def of(index: int, *verbs: str) -> list[tuple[str, str]]:
+def _write(store, name, inputs, changes, settings):
+    def of(index, *verbs):
         return [(verb, what) for at, verb, what in changes if verb in verbs and at in ("*", str(index))]
 
-    def change(index: int, made: Tensors) -> Tensors | None:
+    def change(index, made):
         for verb, what in of(index, "add", "set", "drop", "cut", "gone", "random"):
             tensor, _, rest = what.partition(" ")
             where, _, value = rest.partition(" ")
@@ -77,13 +70,13 @@ def _write(store: Store, name: str, inputs: Sequence[ReplayInput], changes: list
                 made[tensor][places(where)] = before + json.loads(value)
         return made
 
-    def result(index: int) -> dict[str, Any]:
+    def result(index):
         fields = {}
         for _, what in of(index, "result"):
             fields |= json.loads(what)
         return fields
 
-    def gradients(index: int) -> dict[str, torch.Tensor]:
+    def gradients(index):
         kept = {what.split()[0]: torch.tensor(json.loads(what.partition(" ")[2])) for _, what in of(index, "grad")}
         for _, what in of(index, "random-grad"):
             size, _, factors = what.partition(" ")
@@ -100,7 +93,7 @@ def _write(store: Store, name: str, inputs: Sequence[ReplayInput], changes: list
     write_replay(store, name, first, change=change, result=result, gradients=kept, **settings)
 
 
-def told(record: ComparisonRecord, inputs: Sequence[ReplayInput]) -> list[str]:
+def told(record, inputs):
     """A comparison as lines: verdict and thresholds, what it means, reasons, dumps by their numbers, the worst first."""
     numbers = {item.dump_id: str(number) for number, item in enumerate(inputs)}
     lines = [f"{record.verdict} by {record.thresholds_from}", f"means: {meaning(record)}"]

@@ -1,28 +1,24 @@
 """Replays made up for the report's tests: every figure is chosen, so every expected figure can be worked out by hand."""
 
-from __future__ import annotations
-
 from catalogcases import append, write_spec
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.blocks import Verdict
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import ReplayData
-from actordbg.store.layout import Store
 
 NOW = "2025-06-19T06:00:00.000000Z"
 
 
-def dump_id(index: int) -> str:
+def dump_id(index):
     return f"20250619T0526{index:02d}.430740Z-{index:06d}-4711-{index:08x}"
 
 
-def given(index: int, seq_len: int, rank: int = 0, batch_size: int = 2) -> ReplayInput:
+def given(index, seq_len, rank=0, batch_size=2):
     """An input whose real tokens are exactly its seq_len (half of 2 x seq_len)."""
     return ReplayInput(dump_id(index), f"dumps/run/rank0000/{dump_id(index)}", rank, batch_size, seq_len, seq_len)
 
 
-def result(index: int, replay_id: str = "r1", **figures) -> ResultRecord:
+def result(index, replay_id="r1", **figures):
     """A passed result that started at second `index`, unless `figures` say otherwise."""
     values = {
         "status": "passed", "slot": index, "started_at": f"2025-06-19T05:30:{index:02d}.000000Z", "forward_s": 1.0,
@@ -33,12 +29,12 @@ def result(index: int, replay_id: str = "r1", **figures) -> ResultRecord:
 
 
 def replay(
-    inputs: list[ReplayInput],
-    results: list[ResultRecord],
-    replay_id: str = "r1",
-    status: str = "complete",
+    inputs,
+    results,
+    replay_id="r1",
+    status="complete",
     **resolved,
-) -> ReplayData:
+):
     """A replay that asked for nothing in particular, and resolved to sdpa in float32 unless `resolved` says otherwise."""
     spec = ReplaySpec(replay_id, "2025-06-19T05:30:00.000000Z", ReplayConfig(), tuple(inputs), where="seq_len>100",
                       command="actordbg replay --where 'seq_len>100'", versions={"torch": "2.13.0"})  # fmt: skip
@@ -46,7 +42,7 @@ def replay(
     return ReplayData(spec, known | resolved, status, tuple(results))
 
 
-def keep(store: Store, data: ReplayData) -> str:
+def keep(store, data):
     """Write a replay as supervisor and worker would, and return its id."""
     folder = write_spec(store, data.spec)
     append(folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}, *data.results)
@@ -54,7 +50,7 @@ def keep(store: Store, data: ReplayData) -> str:
     return data.spec.replay_id
 
 
-def said_once(verdict: Verdict | None) -> bool:
+def said_once(verdict):
     """Whether no line under the first says what the first says: it neither equals nor contains it, nor the clause of the finding."""
     assert verdict is not None
     first = verdict.findings[0]

@@ -10,7 +10,7 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where thousands of small files may lie for a while: in memory, or, with None, where temporary files are made."""
 
 
-def script(path: Path, text: str) -> Path:
+def script(path, text):
     """Write a program of the shell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -18,6 +18,6 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     """This process's, for a program that imports this checkout and the helpers of the tests, and more."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT, FORKED))), "OMP_NUM_THREADS": "1"} | more

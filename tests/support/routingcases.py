@@ -3,12 +3,7 @@
 python routingcases.py judged MODEL_CACHE       in a process of its own; the asserts are here
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,13 +26,13 @@ CELLS = (
 LIMITS = {"fp32": 1e-5, "bf16": 0.2}
 
 
-def model_of(cache: Path, kind: str) -> str:
+def model_of(cache, kind):
     config = dict(family_models.FAMILIES[kind].config)
     config |= {"norm_topk_prob": True} if kind == "qwen3_moe" else {}
     return str(once(cache / kind, lambda folder: family_models._build(folder, config)))
 
 
-def chosen_by(session, dump: Dump) -> torch.Tensor:
+def chosen_by(session, dump):
     """The experts that the model itself chooses, [B, S, L, K]."""
     rows, length = dump.tensors["sequences"].shape
     nothing = torch.full((rows * length, len(routing.blocks_of(session.model)), 2), -1)
@@ -46,7 +41,7 @@ def chosen_by(session, dump: Dump) -> torch.Tensor:
     return torch.stack([seen.free[layer] for layer in sorted(seen.free)], 1).view(rows, length, -1, 2)
 
 
-def rolled_out(experts: torch.Tensor) -> torch.Tensor:
+def rolled_out(experts):
     """The experts of an engine: one in twenty is another, the last token has none, and ids are as narrow as an engine's."""
     chance = torch.Generator().manual_seed(5)
     other = torch.rand(experts.shape[:3], generator=chance) < 0.05
@@ -56,12 +51,12 @@ def rolled_out(experts: torch.Tensor) -> torch.Tensor:
     return noisy.to(torch.int16)
 
 
-def _moved(experts: torch.Tensor) -> torch.Tensor:
+def _moved(experts):
     experts[:, :, 1] = experts[:, :, 1].roll(1, 1)
     return experts
 
 
-def _each_alone(attended: torch.Tensor, _sampled: torch.Tensor, _size: float) -> Iterator[tuple[torch.Tensor, ...]]:
+def _each_alone(attended, _sampled, _size):
     """Arrange rows as the truth does: one forward of each."""
     for row in range(len(attended)):
         tokens = torch.zeros_like(attended)
@@ -70,7 +65,7 @@ def _each_alone(attended: torch.Tensor, _sampled: torch.Tensor, _size: float) ->
 
 
 @contextmanager
-def _plain_gates(session) -> Iterator[None]:
+def _plain_gates(session):
     """Routers that leave out the renormalization: their gates are those of the softmax over all experts."""
 
     def gates(_router, _args, output):
@@ -83,7 +78,7 @@ def _plain_gates(session) -> Iterator[None]:
         hook.remove()
 
 
-FAULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], Any], str]] = {
+FAULTS = {
     "by a token": (_moved, nullcontext, "in layer 1 .* if they are shifted by .1 token"),
     "by a layer": (lambda experts: experts.roll(1, 2), nullcontext, "in layer 0 .* if they are those of layer 1"),
     "renumbered": (lambda experts: torch.where(experts < 0, experts, experts ^ 1), nullcontext, "numbered otherwise"),
@@ -94,7 +89,7 @@ FAULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], 
 """What is wrong with the recorded experts, or with the model, and what the law says."""
 
 
-def judged(cache: Path) -> str:
+def judged(cache):
     """Recorded experts are forced in each layout, and right in it; each fault is named."""
     for kind, dtype in first_or_all(CELLS, 3):
         limit = LIMITS[dtype]
@@ -132,11 +127,11 @@ def judged(cache: Path) -> str:
     return "done"
 
 
-def with_experts(dump: Dump, experts: torch.Tensor) -> Dump:
+def with_experts(dump, experts):
     return Dump(dump.record, dump.tensors | {routing.EXPERTS: experts})
 
 
-def _faulted(session, kind: str, dump: Dump):
+def _faulted(session, kind, dump):
     for fault, (change, planted, said) in FAULTS.items():
         if fault == "gates" and kind == "olmoe":  # its gates are those of the softmax
             continue

@@ -7,13 +7,12 @@ import json
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,15 +37,15 @@ class MadeRow:
     cut: bool = False
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self):
         return self.prompt + self.response
 
-    def wide(self, values: list[Any], outside=0.0) -> list[Any]:
+    def wide(self, values, outside=0.0):
         """Values of all tokens: `outside` at the prompt."""
         return [outside] * len(self.prompt) + values
 
 
-def made_rows(seed: int = 1) -> list[MadeRow]:
+def made_rows(seed=1):
     """Groups of a prompt, with rewards and lengths of their own, and advantages that are 0; a writer makes those."""
     chance, rows = random.Random(seed), []
     for _ in range(GROUPS):
@@ -64,7 +63,7 @@ def made_rows(seed: int = 1) -> list[MadeRow]:
     return rows
 
 
-def estimate(rows: list[MadeRow], of_group: Callable[[torch.Tensor], torch.Tensor]):
+def estimate(rows, of_group):
     """Set the advantages of each group from its rewards."""
     for first in range(0, len(rows), SAMPLES):
         group = rows[first : first + SAMPLES]
@@ -72,12 +71,12 @@ def estimate(rows: list[MadeRow], of_group: Callable[[torch.Tensor], torch.Tenso
             row.advantages = [value] * len(row.response)
 
 
-def normalized(rewards: torch.Tensor) -> torch.Tensor:
+def normalized(rewards):
     """slime's rewards of GRPO, and TRL's advantages."""
     return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
 
 
-def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
+def leave_one_out(rewards):
     """NeMo-RL's advantages of GRPO."""
     others = [torch.cat((rewards[:at], rewards[at + 1 :])) for at in range(len(rewards))]
     return torch.stack([(own - other.mean()) / (other.std() + 1e-6) for own, other in zip(rewards, others, strict=True)])
@@ -86,44 +85,44 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
 Fault = Callable[[list[MadeRow]], None]
 
 
-def shifted(rows: list[MadeRow]):
+def shifted(rows):
     for row in rows:
         row.rollout = [*row.rollout[1:], row.rollout[0]]
 
 
-def mask_late(rows: list[MadeRow]):
+def mask_late(rows):
     for row in rows:
         row.mask = [0, *row.mask[:-1]]
 
 
-def not_a_number(rows: list[MadeRow]):
+def not_a_number(rows):
     rows[5].rollout[3] = NAN
 
 
-def positive(rows: list[MadeRow]):
+def positive(rows):
     rows[6].rollout[2] = 0.7
 
 
-def other_group(rows: list[MadeRow]):
+def other_group(rows):
     rows[1].advantages = [rows[6].advantages[0]] * len(rows[1].response)
 
 
-def other_sign(rows: list[MadeRow]):
+def other_sign(rows):
     for row in rows:
         row.advantages = [-value for value in row.advantages]
 
 
-def placeholder(rows: list[MadeRow]):
+def placeholder(rows):
     rows[2].rollout[4], rows[2].log_probs[4] = 0.0, -1.5
 
 
-def other_rows(rows: list[MadeRow]):
+def other_rows(rows):
     for a, b in ((0, 9), (3, 12)):
         count = min(len(rows[a].rollout), len(rows[b].rollout))
         rows[a].rollout[:count], rows[b].rollout[:count] = rows[b].rollout[:count], rows[a].rollout[:count]
 
 
-def all_late(rows: list[MadeRow]):
+def all_late(rows):
     """The first token that was sampled counts as the prompt's, and so do its values."""
     for row in rows:
         row.prompt.append(row.response.pop(0))
@@ -131,12 +130,12 @@ def all_late(rows: list[MadeRow]):
             del getattr(row, name)[0]
 
 
-def of_tools(rows: list[MadeRow]):
+def of_tools(rows):
     for row in rows[::3]:
         row.response[2], row.rollout[3:6], row.log_probs[3:6] = END, [0.0] * 3, [-1.5] * 3
 
 
-def cut_rewarded(rows: list[MadeRow]):
+def cut_rewarded(rows):
     """A filter that leaves the reward to rows that were cut off, and takes it from those that ended."""
     rows += made_rows(2)
     for at, row in enumerate(rows):
@@ -144,19 +143,19 @@ def cut_rewarded(rows: list[MadeRow]):
     estimate(rows, normalized)
 
 
-FAULTS: dict[str, Fault] = {
+FAULTS = {
     "log-probs shifted by one": shifted, "mask off by one": mask_late, "NaN": not_a_number, "positive log-prob": positive,
     "advantage of another group": other_group, "advantages negated": other_sign, "placeholder": placeholder, "log-probs of other rows": other_rows,
     "first action left out": all_late, "output of tools": of_tools, "cut-off rows rewarded": cut_rewarded,
 }  # fmt: skip
 
 
-def _file(path: Path) -> Path:
+def _file(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def slime_rollout(folder: Path, rows: list[MadeRow]) -> Path:
+def slime_rollout(folder, rows):
     """`save_debug_rollout_data`: dicts of `Sample.to_dict`; the last was aborted before its first token."""
     samples = [
         {"group_index": at // SAMPLES, "index": at, "rollout_id": None, "prompt": "p" * 9000, "tokens": row.ids, "response": "r",
@@ -176,7 +175,7 @@ def slime_rollout(folder: Path, rows: list[MadeRow]) -> Path:
     return folder / "rollout_data" / "3.pt"
 
 
-def _trained(rows: list[MadeRow]) -> dict[str, list[Any]]:
+def _trained(rows):
     tensors = {name: [torch.tensor(getattr(row, at)) for row in rows] for name, at in
                (("log_probs", "log_probs"), ("rollout_log_probs", "rollout"), ("advantages", "advantages"))}  # fmt: skip
     return {
@@ -188,13 +187,13 @@ def _trained(rows: list[MadeRow]) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-def normalized_rewards(rows: list[MadeRow]) -> list[float]:
+def normalized_rewards(rows):
     """Each row's reward after slime's normalization of groups."""
     groups = torch.tensor([row.reward for row in rows]).view(-1, SAMPLES)
     return [value for group in groups for value in normalized(group).tolist()]
 
 
-def slime_train(folder: Path, rows: list[MadeRow]) -> Path:
+def slime_train(folder, rows):
     """`save_debug_train_data`, format_version 2: samples of both shards in the rollout's order."""
     columns = _trained(rows)
     samples = [
@@ -207,7 +206,7 @@ def slime_train(folder: Path, rows: list[MadeRow]) -> Path:
     return folder / "train_data" / "0.pt"
 
 
-def miles_train(folder: Path, rows: list[MadeRow], cp_size: int = 1) -> Path:
+def miles_train(folder, rows, cp_size=1):
     """miles' file of a rank."""
     data = {"rollout_id": 0, "rank": 1, "rollout_data": _trained(rows), "cp_rank": 0, "cp_size": cp_size, "qkv_format": "thd"}
     torch.save(data, _file(folder / "train_data" / "0_1.pt"))
@@ -217,7 +216,7 @@ def miles_train(folder: Path, rows: list[MadeRow], cp_size: int = 1) -> Path:
 class Packed:
     """A TensorDict that was consolidated, as torch.save writes it: leaves in one tensor of bytes, each filled up to eight."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]):
+    def __init__(self, tensors):
         self.leaves, data = {}, b""
         for name, tensor in tensors.items():
             values, start = tensor.numpy().tobytes(), len(data)
@@ -226,13 +225,13 @@ class Packed:
             self.leaves[name] = (str(tensor.dtype), list(tensor.shape), start, len(data), padding)
         self.storage = torch.tensor(list(data), dtype=torch.uint8)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         about = {"cls": "TensorDict", "non_tensors": {}, "leaves": self.leaves, "cls_metadata": {"device": None, "names": [None]}}
         return sys.modules["tensordict._reductions"]._rebuild_tensordict_files_consolidated, (about, self.storage)
 
 
 @contextmanager
-def standing_in(**codes: str) -> Iterator[None]:
+def standing_in(**codes):
     """Stand-ins for modules of writers, with the names alone; a dot of a module's name is `__` here."""
     with pytest.MonkeyPatch.context() as patch:
         for name, code in codes.items():
@@ -245,7 +244,7 @@ def standing_in(**codes: str) -> Iterator[None]:
         yield
 
 
-def data_proto(batch, others: dict[str, Any], save: Callable[[Any, Any], None] = pickle.dump) -> bytes:
+def data_proto(batch, others, save=pickle.dump):
     """The pickle of a DataProto. batch: what torch.save gets, or its encoded items."""
     reductions = "def _rebuild_tensordict_files_consolidated(*_): ...\n"
     with standing_in(verl__protocol="class DataProto:\n    def __getstate__(self): return self.state\n",
@@ -259,11 +258,11 @@ def data_proto(batch, others: dict[str, Any], save: Callable[[Any, Any], None] =
         return out.getvalue()
 
 
-def verl_columns(rows: list[MadeRow]) -> dict[str, torch.Tensor]:
+def verl_columns(rows):
     """The batch of a DataProto: prompts padded on the left, responses on the right; rewards at the last token."""
     before, after = max(len(row.prompt) for row in rows), max(len(row.response) for row in rows)
 
-    def wide(values: list[Any]) -> list[Any]:
+    def wide(values):
         return values + [0] * (after - len(values))
 
     prompts = torch.tensor([[0] * (before - len(row.prompt)) + row.prompt for row in rows])
@@ -283,7 +282,7 @@ def verl_columns(rows: list[MadeRow]) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def verl(folder: Path, rows: list[MadeRow], save: Callable[[Any, Any], None] = pickle.dump, *, encoded: bool = False) -> Path:
+def verl(folder, rows, save=pickle.dump, *, encoded=False):
     """`DataProto.save_to_disk`; torch.save; with `encoded`, as VERL_DATAPROTO_SERIALIZATION_METHOD=numpy has it."""
     columns = verl_columns(rows)
     items = {name: (str(each.dtype)[6:], each.shape, each.flatten().view(torch.uint8).numpy()) for name, each in columns.items()}
@@ -293,14 +292,14 @@ def verl(folder: Path, rows: list[MadeRow], save: Callable[[Any, Any], None] = p
     return folder / "t" / "rows.pkl"
 
 
-def _record(module: str, **fields):
+def _record(module, **fields):
     """An object of a stand-in for the Experience of a module."""
     made = sys.modules[module.replace("__", ".")].Experience()
     vars(made).update(fields)
     return made
 
 
-def experiences(module: str, name: str, learned: bool, folder: Path, rows: list[MadeRow]) -> Path:
+def experiences(module, name, learned, folder, rows):
     """A list of experiences of a batch each, padded on the right: of four rows, or of one if they are as sampled."""
     size, batches = SAMPLES if learned else 1, []
     with standing_in(**{module: "class Experience: ...\n"}):
@@ -308,7 +307,7 @@ def experiences(module: str, name: str, learned: bool, folder: Path, rows: list[
             of = rows[first : first + size]
             longest = max(len(row.ids) for row in of)
 
-            def wide(values: Callable[[MadeRow], list[Any]], of: list[MadeRow] = of, most: int = longest - 1) -> torch.Tensor:
+            def wide(values, of=of, most=longest - 1):
                 each = [[0] * (len(row.ids) - 1 - len(values(row))) + values(row) for row in of]
                 return torch.tensor([row + [0] * (most - len(row)) for row in each])
 
@@ -329,15 +328,15 @@ def experiences(module: str, name: str, learned: bool, folder: Path, rows: list[
     return folder / "t" / name
 
 
-def skyrl(folder: Path, rows: list[MadeRow]) -> Path:
+def skyrl(folder, rows):
     """`TrainingInputBatch.save`: padded on the left; three copies of the first row fill the last mini-batch."""
     longest, widest = max(len(row.ids) for row in rows), max(len(row.response) for row in rows)
     rows = [*rows, *[replace(rows[0], mask=[0] * len(rows[0].mask))] * 3]
 
-    def of(values: list[list[Any]], width: int) -> torch.Tensor:
+    def of(values, width):
         return torch.tensor([[0] * (width - len(each)) + each for each in values])
 
-    def numbers(values: torch.Tensor) -> dict[str, Any]:
+    def numbers(values):
         array = values.numpy()
         return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
 
@@ -364,7 +363,7 @@ def skyrl(folder: Path, rows: list[MadeRow]) -> Path:
     return path
 
 
-def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
+def prime_rl(folder, rows):
     """prime-rl's token export: what is not finite is null."""
     path = _file(folder / "out" / "token_exports" / "step_4" / "rank_1.jsonl")
     with path.open("w") as file:
@@ -383,11 +382,11 @@ def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
     return path
 
 
-def nemo_rl(folder: Path, rows: list[MadeRow], *, filtered: bool = True) -> Path:
+def nemo_rl(folder, rows, *, filtered=True):
     """NeMo-RL's train data: every field a list of one, padded; with dynamic sampling `rewards` are of other rows."""
     path, longest = _file(folder / "logs" / "train_data_step8.jsonl"), max(len(row.ids) for row in rows)
 
-    def padded(values: list[Any]) -> list[list[Any]]:
+    def padded(values):
         return [values + [0] * (longest - len(values))]
 
     with path.open("w") as file:
@@ -403,7 +402,7 @@ def nemo_rl(folder: Path, rows: list[MadeRow], *, filtered: bool = True) -> Path
     return path
 
 
-def columns(rows: list[MadeRow]) -> dict[str, np.ndarray[Any, Any]]:
+def columns(rows):
     """Padded columns of a plain table, on the left, with the usual names; values of the response in a window of its own."""
     longest, widest = max(len(row.ids) for row in rows), max(len(row.response) for row in rows)
     table = {
@@ -419,22 +418,22 @@ def columns(rows: list[MadeRow]) -> dict[str, np.ndarray[Any, Any]]:
     return table
 
 
-def npz(folder: Path, rows: list[MadeRow]) -> Path:
+def npz(folder, rows):
     np.savez_compressed(_file(folder / "t" / "rows.npz"), allow_pickle=True, names=np.array(["a"], object), **columns(rows))
     return folder / "t" / "rows.npz"
 
 
-def safetensors(folder: Path, rows: list[MadeRow]) -> Path:
+def safetensors(folder, rows):
     save_file({name: torch.from_numpy(values) for name, values in columns(rows).items()}, _file(folder / "t" / "rows.st"))
     return folder / "t" / "rows.st"
 
 
-def torch_dict(folder: Path, rows: list[MadeRow]) -> Path:
+def torch_dict(folder, rows):
     torch.save({name: torch.from_numpy(values) for name, values in columns(rows).items()}, _file(folder / "t" / "rows.bin"))
     return folder / "t" / "rows.bin"
 
 
-def _plain_rows(rows: list[MadeRow]) -> list[dict[str, Any]]:
+def _plain_rows(rows):
     return [
         {"input_ids": row.ids, "loss_mask": row.wide(row.mask, outside=0), "logprobs": row.wide(row.log_probs),
          "rollout_logprobs": row.wide(row.rollout), "advantages": row.wide(row.advantages), "reward": row.reward}
@@ -442,30 +441,30 @@ def _plain_rows(rows: list[MadeRow]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def json_lines(folder: Path, rows: list[MadeRow]) -> Path:
+def json_lines(folder, rows):
     _file(folder / "t" / "rows.log").write_text("".join(json.dumps(row) + "\n" for row in _plain_rows(rows)))
     return folder / "t" / "rows.log"
 
 
-def parquet(folder: Path, rows: list[MadeRow]) -> Path:
+def parquet(folder, rows):
     pyarrow = __import__("pyarrow.parquet")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_plain_rows(rows)), _file(folder / "t" / "rows.table"))
     return folder / "t" / "rows.table"
 
 
-def json_list(folder: Path, rows: list[MadeRow]) -> Path:
+def json_list(folder, rows):
     _file(folder / "t" / "rows.json").write_text(json.dumps(_plain_rows(rows), indent=1))
     return folder / "t" / "rows.json"
 
 
-def pickled(folder: Path, rows: list[MadeRow]) -> Path:
+def pickled(folder, rows):
     """Rows of numpy arrays and scalars, by pickle.dump and by torch.save."""
     with _file(folder / "t" / "rows.pkl").open("wb") as file:
         pickle.dump([{name: np.array(values)[()] for name, values in row.items()} for row in _plain_rows(rows)], file)
     return folder / "t" / "rows.pkl"
 
 
-def apart(folder: Path, rows: list[MadeRow]) -> Path:
+def apart(folder, rows):
     """TRL's own batch by torch.save: prompts padded on the left, completions on the right; one advantage a row."""
     proto = verl_columns(rows)
     before = proto["prompts"].shape[1]
@@ -479,19 +478,19 @@ def apart(folder: Path, rows: list[MadeRow]) -> Path:
     return folder / "t" / "batch.pt"
 
 
-def answers(of: Callable[[MadeRow], dict[str, Any]], folder: Path, rows: list[MadeRow]) -> Path:
+def answers(of, folder, rows):
     """An engine's answers as its server sends them, one a line."""
     _file(folder / "t" / "answers.jsonl").write_text("".join(json.dumps(of(row)) + "\n" for row in rows))
     return folder / "t" / "answers.jsonl"
 
 
-def of_vllm(row: MadeRow) -> dict[str, Any]:
+def of_vllm(row):
     content = [{"token": f"token_id:{token}", "logprob": value} for token, value in zip(row.response, row.rollout, strict=True)]
     choice = {"index": 0, "token_ids": row.response, "logprobs": {"content": content}, "finish_reason": "stop"}
     return {"id": "x", "object": "chat.completion", "model": "m", "prompt_token_ids": row.prompt, "choices": [choice]}
 
 
-def of_sglang(row: MadeRow, asked: bool = False) -> dict[str, Any]:
+def of_sglang(row, asked=False):
     prompt = [] if asked else [[None, token, None] for token in row.prompt]
     told = {
         "prompt_tokens": len(row.prompt), "input_token_logprobs": prompt,
@@ -502,7 +501,7 @@ def of_sglang(row: MadeRow, asked: bool = False) -> dict[str, Any]:
 
 
 Writer = Callable[[Path, list[MadeRow]], Path]
-WRITERS: dict[str, Writer] = {
+WRITERS = {
     "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl, "verl": verl,
     "verl by torch.save": partial(verl, save=torch.save), "verl by numpy": partial(verl, encoded=True), "skyrl": skyrl,
     "openrlhf": partial(experiences, "openrlhf__trainer__ppo_utils__experience", "experiences.pt", True),
@@ -514,7 +513,7 @@ WRITERS: dict[str, Writer] = {
 }  # fmt: skip
 
 
-def written(name: str, folder: Path, *faults: str) -> tuple[Path, list[MadeRow]]:
+def written(name, folder, *faults):
     """Write the file of a writer, of healthy rows and then of these faults; return it, and the rows."""
     rows = made_rows()
     estimate(rows, leave_one_out if name == "nemo-rl" else normalized)

@@ -1,18 +1,14 @@
 """What the tests of `actordbg run` share: a training environment with a pretended OpenRLHF, and ways to start a job in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 
 from roots import FORKED, ROOT
 
 from actordbg.install.ray_hooks import FOLDER
-from actordbg.store.layout import Store
 
 ACTOR = """
 import torch
@@ -34,7 +30,7 @@ sys.exit(int(os.environ.get("CODE", "0")))
 """
 
 
-def fake_openrlhf(folder: Path, actor: str = ACTOR) -> Path:
+def fake_openrlhf(folder, actor=ACTOR):
     """An `openrlhf` in `folder` that is only an Actor without weights, and a program `train.py`; returns its actor.py."""
     models = folder / "openrlhf" / "models"
     models.mkdir(parents=True)
@@ -45,37 +41,33 @@ def fake_openrlhf(folder: Path, actor: str = ACTOR) -> Path:
     return models / "actor.py"
 
 
-def clean_environment(**more: str) -> dict[str, str]:
+def clean_environment(**more):
     """The environment of a user who set nothing of ours (but rings lie where tests keep them), whose python writes no .pyc."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG_", "RAY_", "PYTHON"))}
     rings = {name: os.environ[name] for name in ("ACTORDBG_RING_DIR",) if name in os.environ}
     return {**kept, **rings, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", **more}
 
 
-def below_run(*path: Path, **more: str) -> dict[str, str]:
+def below_run(*path, **more):
     """The environment of a process below `actordbg --store /s run --run r`, with the user's PYTHONPATH behind ours."""
     entries = os.pathsep.join([FOLDER, *map(str, path)])
     return clean_environment(ACTORDBG_STORE="/s", ACTORDBG_RUN="r", PYTHONPATH=entries, **more)
 
 
-def python(code: str, environment: Mapping[str, str], *arguments: str, cwd: Path | None = None) -> str:
+def python(code, environment, *arguments, cwd=None):
     """Standard output of a program that has to end well."""
     done = ended(code, environment, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def ended(
-    code: str, environment: Mapping[str, str], *arguments: str, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def ended(code, environment, *arguments, cwd=None):
     """A program that has ended. It runs in `/`, where there is nothing to import."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=dict(environment), capture_output=True, text=True, cwd=cwd or "/", timeout=120)
 
 
-def run_job(
-    store: Store, *words: str, path: Path | None = None, cwd: Path | None = None, code: str = "", **more: str
-) -> subprocess.CompletedProcess[str]:
+def run_job(store, *words, path=None, cwd=None, code="", **more):
     """`actordbg --store STORE run WORDS`, with `path` on the user's PYTHONPATH; `code` runs before it at the desk.
 
     FORKED_PROGRAM: the job's program, if it may be a fork (`forked_workers`).
@@ -93,7 +85,7 @@ class TrainingEnvironment:
     Guarantees: actordbg can be imported in it only if somebody lends it.
     """
 
-    def __init__(self, folder: Path, without: tuple[str, ...] = ()):
+    def __init__(self, folder, without=()):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.python = str(folder / "bin" / "python")
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -3,24 +3,21 @@
 It stands in for neither: it shows that the client speaks the protocol as documented. `fault` plants what engines get wrong.
 """
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 Scores = Callable[[list[int]], list[float]]
 """ids [n] -> log-probs of ids[1:], [n-1]."""
 
 
-def scores_of(model, temperature: float = 1.0) -> Scores:
+def scores_of(model, temperature=1.0):
     """Log-probs of a transformers model, each row alone."""
     import torch
 
-    def scores(ids: list[int]) -> list[float]:
+    def scores(ids):
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0].float() / temperature
         return logits[:-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
@@ -35,21 +32,21 @@ class ScoringServer:
     it wants.
     """
 
-    def __init__(self, scores: Scores, kind: str = "vLLM", *, stale: Scores | None = None, stale_from: int = 0, broken: str = "",
-                 resettable: bool = True, token: str = ""):  # fmt: skip
+    def __init__(self, scores, kind = "vLLM", *, stale = None, stale_from = 0, broken = "",
+                 resettable = True, token = ""):  # fmt: skip
         self.scores, self.kind, self.stale, self.stale_from, self.broken = scores, kind, stale, stale_from, broken
         self.resettable, self.token = resettable, token
-        self.cached: set[tuple[int, ...]] = set()
-        self.paths: list[str] = []
+        self.cached = set()
+        self.paths = []
 
-    def of_row(self, ids: list[int]) -> list[float]:
+    def of_row(self, ids):
         values = self.scores(ids)
         if self.stale is not None and tuple(ids) in self.cached:
             values[self.stale_from :] = self.stale(ids)[self.stale_from :]
         self.cached.add(tuple(ids))
         return [float("nan")] * len(values) if self.broken == "nan" else values
 
-    def answer(self, path: str, body) -> tuple[int, Any]:
+    def answer(self, path, body):
         self.paths.append(path)
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": "toy", "object": "model", "max_model_len": 512}]}
@@ -68,7 +65,7 @@ class ScoringServer:
             return 200, [self.generated(ids, body) for ids in body["input_ids"]]
         return 404, {"detail": "Not Found"}
 
-    def completion(self, index: int, ids: list[int], body) -> dict[str, Any]:
+    def completion(self, index, ids, body):
         if "allowed_token_ids" in body:
             value = self.of_row([*ids, *body["allowed_token_ids"]])[-1]
             return {"index": index, "logprobs": {"token_logprobs": [value]}, "prompt_logprobs": None}
@@ -77,14 +74,14 @@ class ScoringServer:
         given = None if self.broken == "no-logprobs" else [None, *entries][: -1 if self.broken == "cut" else None]
         return {"index": index, "prompt_logprobs": given, "logprobs": None}
 
-    def generated(self, ids: list[int], body) -> dict[str, Any]:
+    def generated(self, ids, body):
         start = body["logprob_start_len"]
         scored = self.of_row(ids)[start:]
         return {"meta_info": {"input_token_logprobs": [[None, ids[start], None], *([value, token, None] for value, token in zip(scored, ids[start + 1 :], strict=True))]}}  # fmt: skip
 
 
 @contextmanager
-def serving(server: ScoringServer) -> Iterator[str]:
+def serving(server):
     """Serve on a free port of loopback; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -28,7 +28,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from capturekit import Recording
@@ -39,7 +38,6 @@ from actordbg.base.errors import StoreProblem
 from actordbg.capture import writer as writing
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import encoding
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.ringfile import is_held
 from actordbg.records.run_files import read_counters
 from actordbg.store.layout import Store
@@ -59,7 +57,7 @@ MOODS = ("good",) * 30 + ("nan", "broken")
 class Actor(torch.nn.Module):
     """An actor that raises or returns NaN when it is told to. Guarantees: computes nothing else."""
 
-    def forward(self, sequences, action_mask=None, attention_mask=None, mood: str = "good") -> torch.Tensor:
+    def forward(self, sequences, action_mask=None, attention_mask=None, mood="good"):
         if mood == "broken":
             raise ValueError("they say")
         return sequences.float() * (float("nan") if mood == "nan" else 1)
@@ -70,7 +68,7 @@ class Disk(Store):
 
     dice, trouble = random.Random(0), 0.0
 
-    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+    def publish_dump(self, record, blob):
         if self.dice.random() < self.trouble:
             if self.dice.random() < 0.2:
                 time.sleep(0.01)
@@ -79,7 +77,7 @@ class Disk(Store):
         return super().publish_dump(record, blob)
 
 
-def faulty(function, dice: random.Random, often: float, error: BaseException):
+def faulty(function, dice, often, error):
     """`function`, which raises now and then."""
 
     def fails(*args, **kwargs):
@@ -90,7 +88,7 @@ def faulty(function, dice: random.Random, often: float, error: BaseException):
     return fails
 
 
-def switches(dice: random.Random) -> dict[str, Any]:
+def switches(dice):
     return {
         "every": dice.choice((1, 1, 3, 0)), "triggers": dice.choice(((), ("nan",), ("nan", "exception"))), "before": dice.choice((0, 2)),
         "keep_bytes": dice.choice((None, None, 20_000)), "with_outputs": dice.random() < 0.3, "with_rng": dice.random() < 0.2,
@@ -98,7 +96,7 @@ def switches(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def live(recording: Recording, dice: random.Random, calls: int, shared):
+def live(recording, dice, calls, shared):
     """So many calls; `shared` holds how many of them were made while recording was on."""
     actor, on = Actor(), 0
     for number in range(calls):
@@ -117,7 +115,7 @@ def live(recording: Recording, dice: random.Random, calls: int, shared):
             recording.forward(actor, ids, mood=dice.choice(MOODS))
 
 
-def books_of(store: Store) -> dict[str, int]:
+def books_of(store):
     """What the books of all processes say together: each call in them is closed or pending."""
     books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
     sums = {name: sum(data[name] for data in books) for name in ("calls", "captured", "pending", "rotated")}
@@ -126,7 +124,7 @@ def books_of(store: Store) -> dict[str, int]:
     return sums | {"actors": len(books)}
 
 
-def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
+def one_life(root, seed, calls):
     """A process that records into a store of its own, and how its books stand in the end."""
     import mmap
 
@@ -177,7 +175,7 @@ class Memory:
     objects: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
 
-    def look(self, calls: int):
+    def look(self, calls):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -186,12 +184,12 @@ class Memory:
         self.objects.append(len(gc.get_objects()))
         self.descriptors.append(len(os.listdir("/proc/self/fd")))
 
-    def came_to_stay(self) -> dict[str, float]:
+    def came_to_stay(self):
         """From the third quarter of the time to the last one, for each call (medians: now and then the writer holds an item)."""
         quarter = len(self.calls) // 4
         calls = self.calls[-1] - self.calls[-1 - quarter]
 
-        def growth(seen: list[int]) -> float:
+        def growth(seen):
             return (median(seen[-quarter:]) - median(seen[-2 * quarter : -quarter])) / calls
 
         return {"objects_a_call": round(growth(self.objects), 3), "bytes_a_call": round(1024 * growth(self.kilobytes), 1)}
@@ -205,7 +203,7 @@ class Memory:
         assert max(self.descriptors) <= self.descriptors[0] + 2, self
 
 
-def long_life(root: Path, seed: int, calls: int) -> Memory:
+def long_life(root, seed, calls):
     """One recorder for so many calls of `ACTORS` actors, one after another, on a bad disk; its books are exact and its memory flat."""
     store, dice, made, memory = Store(root / "long").create(), random.Random(seed), 0, Memory()
     disk = Disk(store.root)
@@ -230,7 +228,7 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
     return memory
 
 
-def soak(calls: int, seed: int) -> dict[str, Any]:
+def soak(calls, seed):
     """All of it; what came of it. AssertionError if anything does not hold."""
     root = Path(tempfile.mkdtemp(prefix="actordbg-soak-", dir=MEMORY))
     os.environ["ACTORDBG_RING_DIR"] = str(root / "rings")

@@ -12,7 +12,7 @@ from catalogcases import record
 from torch import Tensor
 
 from actordbg.actor.models import build_tiny
-from actordbg.formats.dump_record import LOSS, DumpRecord, make_dump_id
+from actordbg.formats.dump_record import LOSS, make_dump_id
 from actordbg.steps.run_step import Side
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -57,11 +57,11 @@ class RecordedRun:
 
     def write(
         self,
-        moved: float = 0.0,
+        moved=0.0,
         *,
-        process: int = 0,
-        step: int = 4,
-        publishes: Callable[[DumpRecord], bool] = lambda record: True,
+        process=0,
+        step=4,
+        publishes=lambda record: True,
     ):
         """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights. process:
         a later job's processes. publishes: which losses are recorded.
@@ -111,7 +111,7 @@ class RecordedRun:
             parameter.data.normal_(generator=self._made)
         return model
 
-    def _batch(self, model, moved: float) -> dict[str, Tensor]:
+    def _batch(self, model, moved):
         lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=self._made)
         mask = torch.arange(ANSWER) < lengths
         prompt = torch.randint(3, VOCAB, (ROWS, PROMPT), generator=self._made)
@@ -130,19 +130,19 @@ class RecordedRun:
             "old_log_probs": old, "rollout_log_probs": old + 0.01, "context.base_action_log_probs": old - 0.2,
         }  # fmt: skip
 
-    def _terms(self, batch: dict[str, Tensor], *, clipped: bool) -> Tensor:
+    def _terms(self, batch, *, clipped):
         ratio, advantages = (batch["log_probs"] - batch["old_log_probs"]).exp(), batch["advantages"]
         low = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) if clipped else ratio * advantages
         return torch.where(batch["action_mask"], -low * (batch["old_log_probs"] - batch["rollout_log_probs"]).exp(), 0.0)
 
-    def _kl(self, batch: dict[str, Tensor]) -> Tensor:
+    def _kl(self, batch):
         return torch.where(batch["action_mask"], batch["log_probs"] - batch["context.base_action_log_probs"], 0.0)
 
-    def _record(self, index: int, rank: int) -> DumpRecord:
+    def _record(self, index, rank):
         made = record(index + self._process)
         return replace(made, dump_id=make_dump_id(made.timestamp, index, 4711 + self._process + rank, f"{index:08x}"))
 
-    def _publish(self, batches: list[tuple[int, int, dict[str, Tensor]]], total: int, norm: float | None):
+    def _publish(self, batches, total, norm):
         dp_size, engine = self.dp_size or self.ranks, self.engine or self.places
         by = total / self.places * self.tokens
         facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}

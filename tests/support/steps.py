@@ -1,11 +1,7 @@
 """Work counted in steps, so that a test can bound it without a clock."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 
 class Steps:
@@ -14,12 +10,12 @@ class Steps:
     def __init__(self):
         self.count = 0
 
-    def __call__(self, frame: FrameType, event: str, argument: object):
+    def __call__(self, frame, event, argument):
         self.count += event == "call"
 
 
 @contextmanager
-def counted() -> Iterator[Steps]:
+def counted():
     """Count the functions that this thread enters in the block, even if it ends with an exception."""
     steps, before = Steps(), sys.getprofile()
     sys.setprofile(steps)
@@ -35,7 +31,7 @@ class TickingClock:
     def __init__(self):
         self.looks = 0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         """Seconds; each call counts as a look."""
         self.looks += 1
         return float(self.looks)

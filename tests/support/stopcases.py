@@ -3,24 +3,17 @@
 Patience is far longer than anything takes: a test that fails says what was shown last.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pexpect
 from roots import FORKED, ROOT
 
 from actordbg.base.processes import state_of
 from actordbg.records.journal import SUPERVISOR, read_events, read_results
-from actordbg.records.replay_record import ResultRecord
-from actordbg.store.layout import Store
 
 PROMPT = r"\(rank (\d+)\) $"
 PATIENCE_S = 240
@@ -44,7 +37,7 @@ MODULE = "openrlhf.models.actor"
 """An Actor with a `breakpoint()` for inputs of 40 tokens, and an error for those of 33."""
 
 
-def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+def environment(extra=None):
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
     path = os.pathsep.join(part for part in ((extra or {}).get("PYTHONPATH", ""), str(FORKED), str(ROOT)) if part)
     return kept | {"TERM": "dumb"} | (extra or {}) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -53,29 +46,29 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 class AtTerminal:
     """`actordbg` in a terminal of 80 columns. `shown` is everything since the last prompt."""
 
-    def __init__(self, store: Store, *arguments: str, **extra: str):
+    def __init__(self, store, *arguments, **extra):
         command = ["-m", "actordbg", "--store", str(store.root), *arguments]
         self.child = pexpect.spawn(
             sys.executable, command, env=environment(extra), encoding="utf-8", timeout=PATIENCE_S, dimensions=(40, 80)
         )
         self.child.delaybeforesend = 0
 
-    def prompt(self) -> str:
+    def prompt(self):
         """Wait for a prompt; what was shown before it."""
         self.child.expect(PROMPT)
         return str(self.child.before)
 
     @property
-    def rank(self) -> int:
+    def rank(self):
         """Whose prompt it was."""
         return int(self.child.match.group(1))
 
-    def type(self, line: str) -> str:
+    def type(self, line):
         """Type a line at the prompt and wait for the next one; what was shown between."""
         self.child.sendline(line)
         return self.prompt()
 
-    def leave(self, line: str | None = None) -> tuple[int, str]:
+    def leave(self, line=None):
         """Type a last line; the exit code, and what was shown at the end."""
         if line is not None:
             self.child.sendline(line)
@@ -83,7 +76,7 @@ class AtTerminal:
         self.child.close()
         return int(self.child.exitstatus), str(self.child.before)
 
-    def hang_up(self) -> bool:
+    def hang_up(self):
         """Close the terminal, as a lost connection does; whether the command then ended."""
         process = self.child.ptyproc
         process.fileobj.close()
@@ -96,28 +89,28 @@ class AtTerminal:
         return True
 
 
-def newest(store: Store) -> Path:
+def newest(store):
     return max(store.replays.iterdir(), key=lambda path: path.name)
 
 
-def results(folder: Path) -> dict[str, ResultRecord]:
+def results(folder):
     return read_results(folder)
 
 
-def figures(folder: Path) -> dict[str, tuple[Any, ...]]:
+def figures(folder):
     """What must be the same to the bit, by dump."""
     return {name: (one.status, one.output_digest, one.loss, one.grad_norm) for name, one in results(folder).items()}
 
 
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+def events(folder, kind):
     return [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path) if event["event"] == kind]
 
 
-def status(folder: Path) -> str:
+def status(folder):
     return next((e["status"] for e in reversed(read_events(folder / SUPERVISOR)) if e["event"] == "finished"), "none")
 
 
-def nobody_is_left(folder: Path) -> bool:
+def nobody_is_left(folder):
     """Whether all workers of a replay are gone, waiting for that with patience."""
     deadline = time.monotonic() + PATIENCE_S
     workers = [(event["pid"], event["ticks"]) for event in events(folder, "boot")]
@@ -128,7 +121,7 @@ def nobody_is_left(folder: Path) -> bool:
     return bool(workers)
 
 
-def actordbg(store: Store, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def actordbg(store, *arguments, **extra):
     """A command without a terminal."""
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment(extra), timeout=400)
@@ -149,7 +142,7 @@ print(f"rank {rank} ends with {sorted(name for name in sys.modules if name.start
 
 
 @contextmanager
-def live_job(folder: Path, ranks: int, steps: int, **extra: str) -> Iterator[list[subprocess.Popen[str]]]:
+def live_job(folder, ranks, steps, **extra):
     """A job of `ranks` processes that reaches a breakpoint in each of its steps; nobody is left of it afterwards."""
     program = folder / "train.py"
     program.write_text(JOB)

@@ -1,12 +1,7 @@
 """One small store that has something of every kind: dumps, a pack, replays with tensors, a comparison, a noise floor, a matrix."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import catalogcases
 from comparecases import write_replay
@@ -18,7 +13,7 @@ from actordbg.capture.switch_file import write_control
 from actordbg.catalog.indexer import refresh
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.packing import pack_dumps
-from actordbg.formats.dump_record import DumpRecord, now_timestamp
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -29,7 +24,7 @@ LOOSE, PACKED = "ppo-1", "ppo-2"
 """The run whose dumps have files of their own, and the one whose dumps lie in a pack."""
 
 
-def build(root: Path) -> Store:
+def build(root):
     """The store, indexed."""
     store = Store(root).create()
     records = catalogcases.fill(store, 8)
@@ -51,7 +46,7 @@ def build(root: Path) -> Store:
     return store
 
 
-def counters(run: str, **said) -> dict[str, Any]:
+def counters(run, **said):
     """What a process of a run counted that has ended and captured nothing."""
     counts = ("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation", "rotated", "rotated_bytes",
               "outputs_dropped")  # fmt: skip
@@ -61,7 +56,7 @@ def counters(run: str, **said) -> dict[str, Any]:
     return dict.fromkeys(counts, 0) | told | said
 
 
-def _publish_records(store: Store, records: Sequence[DumpRecord]):
+def _publish_records(store, records):
     """A noise floor and a matrix of the first replay, and counters of a process that ended."""
     moment, floor = now_timestamp(), {"max_abs": 0.5, "clip_share": 0.1}
     dump_id = records[0].dump_id
@@ -73,7 +68,7 @@ def _publish_records(store: Store, records: Sequence[DumpRecord]):
     Ledger(Identity(LOOSE, 0, 1, "node-0", 1, "a"), since=moment).publish(store, "ended", {"queue_bytes": 0})
 
 
-def contents(store: Store) -> dict[str, str]:
+def contents(store):
     """The SHA-256 of the payload of every dump that can be read whole, by dump id, wherever it lies."""
     found = {}
     for place in places_of(store):

@@ -33,7 +33,6 @@ import signal
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -44,7 +43,7 @@ Files = list[tuple[str | None, str | None]]
 """The registers that name a file: with a descriptor, its own or a folder's, and with the address of a path."""
 FD, PATH, AT, MAPPED = [("rdi", None)], [(None, "rdi")], [("rdi", "rsi")], [("r8", None)]
 TWO, TWO_AT = [(None, "rdi"), (None, "rsi")], [("rdi", "rsi"), ("rdx", "r10")]
-CALLS: dict[int, tuple[str, Files, int]] = {
+CALLS = {
     1: ("write", FD, errno.ENOSPC), 18: ("pwrite64", FD, errno.ENOSPC), 20: ("writev", FD, errno.ENOSPC),
     296: ("pwritev", FD, errno.ENOSPC), 40: ("sendfile", FD, errno.ENOSPC), 326: ("copy_file_range", FD, errno.ENOSPC),
     77: ("ftruncate", FD, errno.EIO), 285: ("fallocate", FD, errno.ENOSPC), 9: ("mmap", MAPPED, errno.ENOMEM),
@@ -87,15 +86,15 @@ class End:
     calls: list[str] = field(default_factory=list)
 
     @property
-    def killed(self) -> bool:
+    def killed(self):
         return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
 
     @property
-    def code(self) -> int:
+    def code(self):
         return os.waitstatus_to_exitcode(self.status)
 
 
-def why_not() -> str:
+def why_not():
     """Why this machine cannot do it; "" if it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"system calls are counted on x86-64 Linux only, and this is {platform.machine()} {sys.platform}"
@@ -107,7 +106,7 @@ def why_not() -> str:
     return "" if seen.code == 0 and len(seen.calls) == 2 else f"a traced child made other calls than it should: {seen}"
 
 
-def traced(work: Callable[[], object], folders: Sequence[Path], way: Way | None = None, at: int = 0) -> End:
+def traced(work, folders, way=None, at=0):
     """Run `work` in a forked child and interfere with call number `at` (from 1) in one way; without one only count."""
     child = os.fork()
     if child == 0:
@@ -115,7 +114,7 @@ def traced(work: Callable[[], object], folders: Sequence[Path], way: Way | None 
     return _Tracer(child, [f"{os.path.realpath(folder)}/" for folder in folders], way, at).run()
 
 
-def _be_traced(work: Callable[[], object]):
+def _be_traced(work):
     code = 70
     try:
         _ptrace(TRACEME, 0)
@@ -133,11 +132,11 @@ def _be_traced(work: Callable[[], object]):
 class _Tracer:
     """Follows one child to its end."""
 
-    def __init__(self, child: int, folders: list[str], way: Way | None, at: int):
+    def __init__(self, child, folders, way, at):
         self.child, self.folders, self.way, self.at = child, tuple(folders), way, at
         self.end = End()
 
-    def run(self) -> End:
+    def run(self):
         _, status = os.waitpid(self.child, 0)
         if not os.WIFSTOPPED(status):
             raise OSError(f"the child did not stop: {status}")
@@ -157,7 +156,7 @@ class _Tracer:
             with contextlib.suppress(ProcessLookupError):
                 self._stopped(pid, status)
 
-    def _stopped(self, pid: int, status: int):
+    def _stopped(self, pid, status):
         event, number = status >> 16, os.WSTOPSIG(status)
         if event == EVENT_SECCOMP:
             self._called(pid)
@@ -166,7 +165,7 @@ class _Tracer:
         else:
             _ptrace(CONT, pid, number)
 
-    def _called(self, pid: int):
+    def _called(self, pid):
         registers = Registers()
         _ptrace(GETREGS, pid, ctypes.addressof(registers))
         name, files, failure = CALLS[registers.orig_rax]
@@ -185,7 +184,7 @@ class _Tracer:
         else:
             _ptrace(CONT, pid)
 
-    def _interfere(self, pid: int, registers: Registers, failure: int):
+    def _interfere(self, pid, registers, failure):
         if self.way in ("fail", "full"):  # skipped: a number that no call has, and the answer that it would have given
             registers.orig_rax, registers.rax = 2**64 - 1, 2**64 - failure
             _ptrace(SETREGS, pid, ctypes.addressof(registers))
@@ -199,7 +198,7 @@ class _Tracer:
             os.waitpid(pid, 0x40000000)
         os.kill(self.child, signal.SIGKILL)
 
-    def _target(self, pid: int, files: Files, registers: Registers) -> str | None:
+    def _target(self, pid, files, registers):
         """The file that a call is about, below one of the folders; None for any other call."""
         for names in files:
             path = _path(pid, *(name and getattr(registers, name) for name in names))
@@ -209,14 +208,14 @@ class _Tracer:
         return None
 
 
-def _file_of(pid: int, descriptor: int) -> str:
+def _file_of(pid, descriptor):
     try:
         return os.readlink(f"/proc/{pid}/fd/{ctypes.c_int(descriptor & 0xFFFFFFFF).value}")
     except OSError:
         return ""
 
 
-def _path(pid: int, folder: int | None, address: int | None) -> str:
+def _path(pid, folder, address):
     """The absolute path at an address, below an open folder if it is relative; without an address, that of the open file itself."""
     if not address:
         return _file_of(pid, folder or 0)
@@ -233,7 +232,7 @@ def _path(pid: int, folder: int | None, address: int | None) -> str:
     return os.path.normpath(os.path.join(start, path))
 
 
-def _ptrace(request: int, pid: int, data: int = 0):
+def _ptrace(request, pid, data=0):
     if _libc.ptrace(request, pid, None, data) == -1:
         code = ctypes.get_errno()
         if code == errno.ESRCH:
@@ -244,7 +243,7 @@ def _ptrace(request: int, pid: int, data: int = 0):
 def _install_filter():
     """Stop at the calls of `CALLS`: of openat only those that make or empty a file, of mmap only shared ones."""
 
-    def statement(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    def statement(code, value, yes=0, no=0):
         return struct.pack("HBBI", code, yes, no, value)
 
     load, equal, any_bit, answer = 0x20, 0x15, 0x45, 0x06

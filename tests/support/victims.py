@@ -37,7 +37,6 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from roots import environment
@@ -46,9 +45,7 @@ from actordbg.capture import hook, writer
 from actordbg.capture.facts import versions
 from actordbg.capture.recorded_call import Item
 from actordbg.dumps.recover import find_rings, recover
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.store_files import StoreFiles
-from actordbg.store import payload
 from actordbg.store.layout import Store
 
 SHARED, ACKED = 2**17, 64
@@ -74,20 +71,20 @@ class Job:
     publish_seconds: float = 1.0
     environment: dict[str, str] = field(default_factory=dict)
 
-    def count(self, place: int) -> int:
+    def count(self, place):
         with open(self.shared, "rb") as file:
             return int(struct.unpack_from("<Q", file.read(64), 8 * place)[0])
 
     @property
-    def started(self) -> int:
+    def started(self):
         return self.count(0)
 
     @property
-    def entered(self) -> int:
+    def entered(self):
         return self.count(1)
 
     @property
-    def acked(self) -> set[int]:
+    def acked(self):
         """Numbers of the calls whose dumps the victim itself saw published."""
         with open(self.shared, "rb") as file:
             return {place for place, byte in enumerate(file.read()[ACKED:]) if byte}
@@ -96,42 +93,42 @@ class Job:
 class Victims:
     """The fork server, as the test sees it. `folder`: for what is shared with the victims."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self._folder = folder
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._server = subprocess.Popen([sys.executable, __file__], env=environment(), **pipes)
 
-    def __enter__(self) -> Victims:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_):
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(30)
 
-    def start(self, job: Job) -> int:
+    def start(self, job):
         """Fork a victim; its pid."""
         if not job.shared:
             job.shared = str(self._folder / f"shared-{next(_numbers)}")
             Path(job.shared).write_bytes(bytes(SHARED))
         return self._ask(asdict(job))
 
-    def wait(self, pid: int) -> int:
+    def wait(self, pid):
         """Wait for a victim's end: its exit code, or minus the signal that killed it."""
         return self._ask({"wait": pid})
 
-    def run(self, job: Job) -> int:
+    def run(self, job):
         """Start and wait."""
         return self.wait(self.start(job))
 
-    def _ask(self, question: dict[str, Any]) -> int:
+    def _ask(self, question):
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(question) + "\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline())
 
 
-def inputs(seed: int) -> dict[str, torch.Tensor]:
+def inputs(seed):
     """The arguments of the call of this seed: ids of many shapes, every third transposed; masks absent, int64, bool, int32."""
     generator = torch.Generator().manual_seed(seed)
     batch, seq = 1 + seed % 3, 4 + seed % 29
@@ -148,13 +145,13 @@ def inputs(seed: int) -> dict[str, torch.Tensor]:
     return given
 
 
-def is_of_seed(dump: payload.Dump, seed: int) -> bool:
+def is_of_seed(dump, seed):
     """Whether a dump holds exactly what the call of this seed received: names, values, dtypes, shapes, strides."""
     wanted, found = inputs(seed), dump.inputs
     return wanted.keys() == found.keys() and all(_same(t, found[name]) for name, t in wanted.items())
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(one, other):
     """Equal in all that can be told apart; the stride of a dimension of size 1 means nothing."""
     strides = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (one, other)]
     return one.dtype == other.dtype and torch.equal(one, other) and strides[0] == strides[1]
@@ -163,15 +160,15 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 class Reporting:
     """What the victim shares with the test."""
 
-    def __init__(self, path: str):
+    def __init__(self, path):
         with open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), SHARED)
 
-    def add(self, place: int):
+    def add(self, place):
         count = struct.unpack_from("<Q", self.memory, 8 * place)[0]
         struct.pack_into("<Q", self.memory, 8 * place, count + 1)
 
-    def publish(self, store: Store, record: DumpRecord, blob: bytes) -> Path:
+    def publish(self, store, record, blob):
         path = _publish(store, record, blob)
         self.memory[ACKED + (record.call_index or 0)] = 1
         return path
@@ -183,7 +180,7 @@ _publish = StoreFiles.publish_dump
 class Actor(torch.nn.Module):
     """An actor whose forward does what its victim is there for: `inside`."""
 
-    def __init__(self, job: Job, shared: Reporting):
+    def __init__(self, job, shared):
         super().__init__()
         self.job, self.shared, self.inside = job, shared, lambda: None
 
@@ -192,20 +189,20 @@ class Actor(torch.nn.Module):
         self.inside()
         return sequences
 
-    def call(self, seed: int):
+    def call(self, seed):
         given = inputs(seed)
         self.shared.add(0)
         self(**given)
 
 
-def calls(actor: Actor):
+def calls(actor):
     """As many calls as it is told to make, and an end as it should be; else call after call, until somebody kills the process."""
     actor.inside = lambda: time.sleep(actor.job.pause)
     for seed in range(actor.job.calls or SHARED - ACKED):
         actor.call(actor.job.seed + seed)
 
 
-def dies_inside(actor: Actor):
+def dies_inside(actor):
     """Dies in one of many ways at the beginning of a forward, after some calls that went well."""
     for seed in range(actor.job.calls):
         actor.call(seed)
@@ -213,14 +210,14 @@ def dies_inside(actor: Actor):
     actor.call(actor.job.calls)
 
 
-def dies_after(actor: Actor):
+def dies_after(actor):
     """Dies right after a forward returned, as in its backward."""
     for seed in range(actor.job.calls + 1):
         actor.call(seed)
     DEATHS[actor.job.way]()
 
 
-def hangs(actor: Actor):
+def hangs(actor):
     """Is inside of forward until the file `go` is in the store, then makes three more calls."""
     for seed in range(actor.job.calls):
         actor.call(seed)
@@ -231,7 +228,7 @@ def hangs(actor: Actor):
         actor.call(actor.job.calls + 1 + seed)
 
 
-def stuck(actor: Actor):
+def stuck(actor):
     """The disk hangs from the first dump on; calls continue, then wait inside of the last one."""
     StoreFiles.publish_dump = lambda store, record, blob: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
     for seed in range(actor.job.calls):
@@ -240,7 +237,7 @@ def stuck(actor: Actor):
     actor.call(actor.job.calls)
 
 
-def large(actor: Actor):
+def large(actor):
     """Calls with a megabyte of input each; it stays inside of the last one."""
     for seed in range(actor.job.calls + 1):
         if seed == actor.job.calls:
@@ -249,14 +246,14 @@ def large(actor: Actor):
         actor(torch.full((2, 60_000), seed))
 
 
-def recovers(actor: Actor):
+def recovers(actor):
     """Recovers what there is in its store, and its rings folder."""
     store = Store(actor.job.store)
     problems = [report.problem for report in recover(store, find_rings(store)) if report.problem]
     os._exit(3 if problems else 0)
 
 
-def wait_for(condition, seconds: float = 60):
+def wait_for(condition, seconds=60):
     """Wait until a condition holds; fails after a while."""
     end = time.monotonic() + seconds
     while not condition():
@@ -284,7 +281,7 @@ DEATHS = {
 BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, hangs, stuck, large, recovers)}
 
 
-def _live(job: Job):
+def _live(job):
     """The life of a victim. It never outlives the fork server, whatever becomes of the test."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
@@ -295,7 +292,7 @@ def _live(job: Job):
     StoreFiles.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
     captured = Item.captured
 
-    def acknowledged(item: Item, nbytes: int, trigger: str | None):
+    def acknowledged(item, nbytes, trigger):
         captured(item, nbytes, trigger)
         shared.memory[ACKED + item.number] = 1
 

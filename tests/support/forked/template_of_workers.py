@@ -6,8 +6,6 @@ fork ends; if it is killed, so is the fork. It goes on by itself where there is 
 those packages read when they are imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -43,13 +41,13 @@ NOT_THEN = (
 """Read later, or set again in each fork; the template waits as workers do (`OMP_WAIT_POLICY`)."""
 
 
-def read_at_import() -> dict[str, str]:
+def read_at_import():
     return {
         name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT) and not name.startswith(NOT_THEN)
     }
 
 
-def hand_over(template: str, words: list[str]):
+def hand_over(template, words):
     """Run a module or a file in a fork, and end as it ends; return if there is none."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -65,7 +63,7 @@ def hand_over(template: str, words: list[str]):
     os._exit(code)
 
 
-def serve(path: str, own: dict[str, str]) -> list[str]:
+def serve(path, own):
     """Fork for each request until standard input is closed. Returns in each fork, with the words that it has to run."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -83,7 +81,7 @@ def serve(path: str, own: dict[str, str]) -> list[str]:
     os._exit(0)
 
 
-def attend(connection: socket.socket, own: dict[str, str]) -> list[str]:
+def attend(connection, own):
     """Fork a worker, and end when it has ended, or end it when the process is gone that asked. Returns in the worker."""
     request, descriptors, *_ = socket.recv_fds(connection, 1 << 16, 3)
     while not request.endswith(b"\n"):
