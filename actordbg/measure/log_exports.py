@@ -303,9 +303,12 @@ def _of_parquet(name: str) -> Iterator[Figures]:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     try:
         table = parquet.ParquetFile(name)
-        columns = [field.name for field in table.schema_arrow if _is_figure(arrow.types, field.type)]
-        lists = any(arrow.types.is_list(field.type) for field in table.schema_arrow)
-        if lists or not {*STEPS} & {column.strip().lower() for column in columns}:
+        fields = [*table.schema_arrow]
+        columns = [field.name for field in fields if _is_figure(arrow.types, field.type)]
+        lists = any(arrow.types.is_list(field.type) for field in fields)
+        # Texts beside figures are of W&B, whose steps are `_step`, or of completions.
+        steps = {*STEPS} if len(columns) == len(fields) else {"_step"}
+        if lists or not steps & {column.strip().lower() for column in columns}:
             raise UsageError(
                 f"{name} is a Parquet file without steps, and no log", hint=f"a log has a column {' or '.join(STEPS[-2:])}"
             )

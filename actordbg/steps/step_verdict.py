@@ -246,7 +246,7 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
         yield UNKNOWN, limit / factor, "the norm is one after clipping"
     scale = round(math.log2(ratio / (factor * whole)))
     if scale >= 8:
-        yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, is still in the gradient"
+        yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, was not divided out of the gradient"
 
 
 def norm_limit(figures: StepFigures) -> float:

@@ -12,7 +12,9 @@ from roots import ROOT
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import query, selections, tables
 from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.catalog.where import Sandbox, compile_where
 from actordbg.formats.dump_record import format_timestamp
+from benchmarks.bench_index import fill_synthetic
 
 COLUMNS = ["dump_id", "run", "rank", "timestamp", "host", "role", "training", "call_index"]
 
@@ -94,3 +96,35 @@ def test_the_query_of_the_reference_page_reads_the_catalog(store):
     page = Path(ROOT / "docs/reference/catalog.md").read_text()
     (sql,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     assert _asked(store, sql)[0] == (cases.record(2).dump_id, "2025-06-19 05:26:08.505", "ppo-1", 2, "policy", 22)
+
+
+@pytest.mark.parametrize(
+    ("where", "plan"),
+    [
+        ("host='node-1' and tokens>5000", "SEARCH d USING INDEX ix_dump_tokens"),
+        ("run='r' and padding>500", "SCAN d BLOOM FILTER ON k"),
+        (
+            "rank=1 and role in ('policy') and seq_len>4096",
+            "SEARCH d USING COVERING INDEX ix_dump_caller_seq_len (caller=? AND seq_len>?)",
+        ),
+        ("rank=1 and status='failed'", "SEARCH r USING COVERING INDEX ix_result_status (status=?) SEARCH d"),
+    ],
+)
+def test_what_all_callers_have_in_common_leads_to_no_dump(store, where, plan, monkeypatch):
+    """SQLite takes `host = ?` for a condition that few callers meet, and looked up every dump of each, one by one."""
+    fill_synthetic(store, 20_000)
+    asked, rows = [], Sandbox.rows
+
+    def listening(box, sql, params=()):
+        asked.append((sql, params))
+        return rows(box, sql, params)
+
+    monkeypatch.setattr(Sandbox, "rows", listening)
+    count = query.count_dumps(query.Catalog(store, IndexSummary()), where)
+    with sqlite3.connect(store.catalog_path) as connection:
+        found = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1][0]}", asked[-1][1]))
+        condition = compile_where(where)
+        plain = f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}"
+        assert connection.execute(plain, condition.params).fetchone() == (count,)
+    connection.close()
+    assert found.startswith(plan)

@@ -11,7 +11,7 @@ from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.dumps import packing
 from actordbg.dumps.verify import paths_to_verify, verify_files
-from actordbg.store import places as reader
+from actordbg.store import pack_bytes as layout, places as reader
 from actordbg.store.places import split_place
 
 
@@ -142,3 +142,12 @@ def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_a
     rows = cases.contents(store)
     refresh(store, rebuild=True)
     assert rows == cases.contents(store)
+
+
+def test_indexing_a_pack_decompresses_no_rows(packed, monkeypatch):
+    names = []
+    real = layout.decompress
+    monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
+    reader._opened.cache_clear()
+    refresh(packed, rebuild=True)
+    assert len(names) == 1 and names[0].endswith(": index")

@@ -143,3 +143,18 @@ def test_a_name_that_is_no_pack_is_refused(ppo, tmp_path):
     packing.pack_dumps(ppo)
     with pytest.raises(StoreProblem, match="no such dump"):
         rows_of_files(ppo, [Path(f"{next(ppo.iter_packs())}#nothing")])
+
+
+def test_prune_takes_packed_dumps_and_spares_pinned_ones(store):
+    rows = packcases.samples(2)
+    for number in range(8):
+        packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number % 4 == 0)
+    run(store, "dump", "pack", "--quiet")
+    result = run(store, "dump", "prune", "--where", "rank < 2")
+    assert "would remove 2 files" in result.stdout and "keeping 2 protected dumps" in result.stderr
+    assert query.count_dumps(store) == 8
+    run(store, "dump", "prune", "--where", "rank < 2", "--yes")
+    assert query.count_dumps(store) == 6 and len(list(store.iter_packs())) == 1
+    run(store, "dump", "prune", "--where", "rank < 2", "--pinned", "--yes")
+    assert query.count_dumps(store) == 4
+    assert run(store, "dump", "verify", "--quiet").stdout.startswith("4 dumps checked")

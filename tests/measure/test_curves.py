@@ -154,7 +154,9 @@ def test_a_norm_that_is_logged_after_clipping_is_not_judged(tmp_path):
     assert result.verdict == "RIGHT" and states["no norm spikes"] == states["steps move"] == "not-checked"
 
 
-@pytest.mark.parametrize("columns", [{"_step": range(40)}, {"_step": range(40), "ids": [[1, 2]] * 40}, {"at": range(40)}])
+@pytest.mark.parametrize(
+    "columns", [{"_step": range(40)}, {"_step": range(40), "ids": [[1, 2]] * 40}, {"at": range(40)}, {"step": range(40)}]
+)
 def test_a_history_in_parquet_is_read_and_other_tables_are_no_log(tmp_path, columns):
     import pyarrow
     import pyarrow.parquet
