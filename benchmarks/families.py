@@ -43,9 +43,9 @@ from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Headin
 from actordbg.document.renderings import as_markdown
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import atomic_write
-from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.matrix_record import FAILED, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import answers_of, violations
+from actordbg.records.stored_record import StoredRecord
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import interruptible, load_spec
@@ -148,7 +148,9 @@ def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     spec = load_spec(store, cell.replay_id)
     broken: dict[str, str] = {}
     for result in data_of(store, spec).results:
-        for answer in violations(answers_of(result.extra), spec.config.accept):
+        for answer in violations(answers_of(result.extra)):
+            if answer.verdict == spec.config.accept:
+                continue
             broken.setdefault(answer.law, f"{answer.law} {answer.verdict}: {answer.words}")
     measures = ", ".join(dict.fromkeys(re.findall(r"(\w+) [\d.e+-]+ is above", cell.reason)))
     further = f"differs from the truth beyond rounding: {measures}" if measures else cell.reason

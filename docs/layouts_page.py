@@ -24,7 +24,7 @@ NAMES = {
     "base_action_log_probs": "log-probs of the reference", "advantages": "advantages", "returns": "returns", "values": "values",
     "entropy": "entropies", "rewards": "rewards", "step": "step", "rank": "rank", "truncated": "whether it was cut off",
     "ranks": "ranks that have rows of their own", "response_length": "length of the response",
-    "length": "length of the row", "sample_mask": "rows that count", "labels": "labels, where there is no mask",
+    "length": "length of the row", "sample_mask": "rows that count", "labels": "labels, unless there is a mask",
 }  # fmt: skip
 LEARNED = frozenset(("log_probs", "advantages"))
 LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {

@@ -40,9 +40,11 @@ def create_dumps(
     vocab_size: int = LLAMA_VOCABULARY,
     seed: int = 0,
     run: str = "created",
+    action_len: int | None = None,
+    padded: bool = True,
     on_progress: Callable[[], object] = lambda: None,
 ) -> list[Path]:
-    """Write `count` dumps for each of `ranks` ranks and return their paths. `on_progress` is called
+    """Write `count` dumps for each of `ranks` ranks and return their paths. action_len: A, if not S / 2. `on_progress` is called
     for each.
 
     Raises UsageError for numbers that make no sense and StoreProblem when the store cannot be written.
@@ -55,11 +57,11 @@ def create_dumps(
     if count < 1 or ranks < 1 or not is_plain_name(run):
         raise UsageError(f"cannot create {count} dumps for {ranks} ranks of run {run!r:.80}", hint="see --help")
     store.create()
-    generator, actions = Draws(seed), seq_len // 2
+    generator, actions = Draws(seed), action_len or seq_len // 2
     paths = []
     for call in range(count):
         for rank in range(ranks):
-            tensors = make_inputs(batch_size, seq_len, actions, vocab_size, generator)
+            tensors = make_inputs(batch_size, seq_len, actions, vocab_size, generator, padded=padded)
             facts = {"host": socket.gethostname(), "origin": {"seed": seed, "vocab_size": vocab_size}}
             made = dump_of_inputs(tensors, run, rank=rank, world_size=ranks, call_index=call, **facts)
             paths.append(store.put_dump(*encode_plain(*made), hint="make room, or name another store"))
@@ -94,10 +96,12 @@ class Draws:
         return drawn.astype(np.int64) % (high - low) + low
 
 
-def make_inputs(batch: int, length: int, actions: int, vocab_size: int, generator: Draws) -> dict[str, Array]:
+def make_inputs(
+    batch: int, length: int, actions: int, vocab_size: int, generator: Draws, *, padded: bool = True
+) -> dict[str, Array]:
     """Make the random inputs of a call: `sequences` and `attention_mask` int64 [B, S], `action_mask` bool [B, A]."""
     left, right = (  # how many positions each row is padded on a side, [B, 1]
-        generator.between(0, most, (batch, 1)) if most > 1 else np.zeros((batch, 1), np.int64)
+        generator.between(0, most, (batch, 1)) if padded and most > 1 else np.zeros((batch, 1), np.int64)
         for most in (length - actions, actions)
     )
     position = np.arange(length)

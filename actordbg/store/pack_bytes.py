@@ -57,7 +57,7 @@ _HEAD_TAG, _FOOT_TAG = b"ACTORDBGPACK", b"ACTORDBGPEND"
 _FOOT = struct.Struct("<12sIQQQII")
 _COUNTS = struct.Struct("<6I")
 Numbers: TypeAlias = "array[int]"
-"""One number for each piece, block or reference."""
+"""A number for each piece, block or reference."""
 HEAD_BYTES = 8 + _HEAD.size
 FOOT_BYTES = 8 + _FOOT.size + 4
 
