@@ -91,12 +91,15 @@ TEXTS = (
      "`actordbg run --adapter verl` records the ids"),
     ({"prompt", "completion", "step"}, "TRL's completions: texts, without token ids",
      "`actordbg run --adapter trl` records the ids"),
+    ({"chosen_ids", "rejected_ids"}, "pairs of preferences, two answers a row", "--column ids=chosen_ids reads one of them"),
+    ({"chosen_input_ids", "rejected_input_ids"}, "pairs of preferences, two answers a row",
+     "--column ids=chosen_input_ids reads one of them"),
     ({"chosen", "rejected"}, "preferences: texts, without token ids", "`actordbg run` records a training's calls"),
     ({"resps", "filtered_resps"}, "samples of lm-eval: texts, without token ids", "an engine's own answers have ids"),
     ({"conversations"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a template"),
     ({"messages"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a chat template"),
 )  # fmt: skip
-"""Names of columns of files that have texts only."""
+"""Names of columns of files without a row's token ids."""
 
 
 def container_of(path: Path) -> str:

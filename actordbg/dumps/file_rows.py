@@ -142,6 +142,8 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
     of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
     step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
+    if step is None and given.get("step") is not None:  # taken as none, all steps of the file would be judged as one
+        raise ValueError(f"its step is {given['step']!r:.40}, expected a whole number from 0 on")
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
 
 
@@ -230,4 +232,4 @@ def _one(value: Any) -> float | None:
 
 def _whole(value: Any) -> int | None:
     number = _one(value)
-    return int(number) if number is not None and 0 <= number < 2**40 else None
+    return int(number) if number is not None and 0 <= number < 2**40 and number == int(number) else None

@@ -91,12 +91,18 @@ def _learns(curves: Curves) -> bool:
     return any(curve.late_trend.word == RISES for curve in scores)
 
 
+def _solved(curves: Curves) -> bool:
+    """Return whether a reward between 0 and 1 has come to 0.9: then little is left to explore, and entropy falls with reason."""
+    reward = curves.long("reward")
+    return reward is not None and min(reward.values) >= 0 and max(reward.values) <= 1 and reward.late >= 0.9
+
+
 def _entropy(curves: Curves) -> Iterator[Seen]:
     curve = curves.long("entropy")
     if not curve or curve.early <= 0 or _learns(curves):
         return
     share = curve.now / curve.early
-    if curve.trend.word == FALLS and share < 0.1:
+    if curve.trend.word == FALLS and share < 0.1 and not _solved(curves):
         low = 0.1 * curve.early
         step = next(step for step, value in zip(curve.steps, curve.values, strict=True) if value < low)
         said = f"{curve.name} went from {curve.early:.3g} to {curve.now:.3g} nats, and no reward rises with it"

@@ -341,6 +341,12 @@ def test_labels_of_a_supervised_training_are_its_mask_or_are_refused(kind, store
     assert masks == ([] if mask is None else [mask]) and bool(summary.left_out or summary.refused) == (mask is None)
 
 
+@pytest.mark.parametrize(("step", "read"), [(3, True), ("3", False), ("step_3", False), (-1, False), (2.5, False), (None, True)])
+def test_a_step_that_is_no_whole_number_is_refused_and_not_left_out(step, read, store, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": [5, 6, 7, 8], "step": step}) + "\n")
+    assert bool(imported(store, tmp_path / "rows.jsonl").dump_ids) == read
+
+
 def test_the_bits_of_bf16_are_no_log_probs(store, tmp_path):
     np.savez(tmp_path / "rows.npz", input_ids=np.full((2, 4), 7), log_probs=np.full((2, 4), 49000, np.uint16))
     assert not imported(store, tmp_path / "rows.npz").dump_ids
