@@ -39,7 +39,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.formats.dump_record import DumpRecord, contiguous_strides
 from actordbg.formats.encoding import PlainTensor, plain_safetensors
 from actordbg.formats.store_files import atomic_write
-from actordbg.records import comparison_record
+from actordbg.records import stored_record
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode_plain, load_plain
 
@@ -302,7 +302,7 @@ ATTACKS: list[tuple[Any, ...]] = [
 def test_a_hostile_bundle_leaves_nothing(number, tmp_path, monkeypatch):
     """Nor does it take memory: what it may unpack to, and the values in that, are limited before they are objects."""
     monkeypatch.setattr(bundles, "_FREE", 2**20)
-    for module in (bundles, comparison_record):
+    for module in (bundles, stored_record):
         monkeypatch.setattr(module, "MOST_VALUES", 2**16)
     error, had, *listed = ATTACKS[number]
     store, path = Store(tmp_path / "store"), tmp_path / "bad.tar.zst"
