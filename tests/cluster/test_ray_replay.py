@@ -188,6 +188,8 @@ KILLED = """
 import json, sys
 from clustercases import *
 from actordbg.cluster.node_store import StoreElsewhere
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.store.layout import Store
 from actordbg.store.staging import Mirror, Pusher
 class Cluster: address = sys.argv[2]
 store, spec, url = Store(sys.argv[1]), ReplaySpec.from_json(sys.argv[3]), sys.argv[4]
