@@ -205,10 +205,10 @@ def of_norm(figures: StepFigures) -> Finding | None:
     step, whole = figures.step, figures.reference.grad_norm
     recorded, tolerance = step.grad_norm, norm_limit(figures)
     factor = abs(factor_of(step))
-    if recorded is None or near(recorded, factor * whole, tolerance):
+    if recorded is None or (math.isfinite(whole) and near(recorded, factor * whole, tolerance)):
         return None
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
-    if not (math.isfinite(recorded) and recorded > 0 and factor * whole > 0):
+    if not (0 < recorded < math.inf and 0 < factor * whole < math.inf):
         return broken(UNKNOWN, f"{said}; no known fault explains it")
     cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
     if cases:

@@ -28,7 +28,7 @@ from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_document import step_blocks, step_data, step_page
-from actordbg.steps.step_verdict import causes_of, verdict_of
+from actordbg.steps.step_verdict import causes_of, of_norm, verdict_of
 from actordbg.store.layout import Store
 
 
@@ -238,3 +238,13 @@ def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp
     assert norms["recorded"] == pytest.approx(run.reference.grad_norm, rel=1e-5)
     assert norms["replayed"] == pytest.approx(norms["recorded"], rel=1e-5) == norms["reference"]
     assert not any((run.store.root / "cache" / "steps").iterdir())
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan, 0.0])
+def test_a_norm_of_the_replay_that_is_no_size_is_compared_with_no_fault(norm, tmp_path):
+    figures = figures_of(tmp_path)
+    loss = figures.step.micro_batches[-1].loss
+    loss.__dict__["fact"] = lambda name, own=loss.fact: {"grad_norm": 1.0}.get(name, own(name))
+    other = replace(figures.reference, figures=tuple(each | {"grad_norm": norm} for each in figures.reference.figures))
+    finding = of_norm(replace(figures, reference=other))
+    assert finding is not None and "no known fault explains it" in finding.said
