@@ -30,7 +30,7 @@ RANKS = Rule(
 LEAKS = Rule(
     "leaking rows",
     "packed rows of the run do not see each other",
-    remedy="call the model without an attention mask and with use_cache=False, or with flash attention",
+    remedy="pass positions that restart at 0 in each row, no attention mask, and use_cache=False; or use flash attention",
     fails="packed rows of the run leaked into each other",
 )
 LAWS = Rule("laws", "changes that must not matter change nothing")

@@ -21,7 +21,7 @@ RULES = {
             "rerun",
             "the same call, run twice, gives different log-probs",
             "a call repeats itself",
-            "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
+            "see that dropout is off; then `--attn eager`: if that repeats itself, the attention kernel does not",
         ),
         (
             "mask",
@@ -45,7 +45,7 @@ RULES = {
             "routing",
             "the recorded experts (MoE routing) do not fit these tokens",
             "the recorded experts fit the router's own choice best as they are",
-            "look for a shift by one token first, then at the order of rows and layers; gates of a token add up to 1",
+            "look for a shift by one token first, then at the order of rows and of layers, then at the gates",
         ),
         (
             "neighbour",
@@ -87,7 +87,7 @@ RULES = {
             "additivity",
             "gradients of two half-batches do not add up to the batch's",
             "gradients of two halves add up",
-            "check how the loss is normalized, and that gradients are zeroed between inputs",
+            "look for a mean over a call's own tokens, a loss over the batch (a router's), gradients left from the call before",
         ),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actordbg.records.finding import ISOLATION, Rule
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
 
-EAGER = "replay with `--attn eager`; if that is right, the kernel or its mask is wrong"
+EAGER = "replay with `--attn eager`; if that is right, the attention kernel or its mask is wrong; else look at what runs before"
 SAME_MODEL = Rule(
     "identity",
     "the model's tensors and attributes are the checkpoint's",

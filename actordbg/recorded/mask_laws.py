@@ -177,7 +177,7 @@ def first_action(calls: Calls, answer: Answer) -> None:
         )
         if len(late) >= LATE and 2 * len(late) > len(stems) and len(of_stems) == 1 and (len(of_prompts) > 1 or 1 in of_prompts):
             _, call, row = next(iter(late[0].values()))[0]
-            words = f"the action mask begins behind the first sampled token, in {len(late)} of {plural(len(stems), 'prompt')}"
+            words = f"the action mask misses the first sampled token, in {len(late)} of {plural(len(stems), 'prompt')}"
             answer.violated(call, f"{words}: their samples differ before it", row)
 
 

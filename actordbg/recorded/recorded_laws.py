@@ -205,7 +205,8 @@ _ESTIMATED = (LOSS, "advantages", "advantage.estimator")
 LAWS = (
     RecordedLaw(
         "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
-        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", ("action_mask",), TRAINER,
+        "eval-protocol PR#457",
+        "look for a shift by one first: column j of a mask [B, A] is token S - A + j", ("action_mask",), TRAINER,
         fails="the action mask does not fit the tokens", judge=_lengths, over_calls=False,
     ),
     RecordedLaw(
@@ -235,7 +236,8 @@ LAWS = (
     ),
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
-        "let responses end within the completion length, or do not mask truncated ones", _OF_LOSS, "",
+        "if all were cut off, raise the completion length or do not mask them; else see how the mask finds the response",
+        _OF_LOSS, "",
         fails="no token counts as an action, so nothing is learned", judge=step_laws.actions,
     ),
     RecordedLaw(
@@ -250,8 +252,8 @@ LAWS = (
     ),
     RecordedLaw(
         "first action", "samples of a prompt are equal up to their first action", "OpenRLHF#973",
-        "begin the mask at the prompt's length: column j of A is token S - A + j", ("action_mask",), TRAINER,
-        fails="the action mask begins behind the first sampled token", judge=mask_laws.first_action,
+        "begin it at the first token behind the prompt: column j of a mask [B, A] is token S - A + j", ("action_mask",), TRAINER,
+        fails="the action mask misses the first sampled token", judge=mask_laws.first_action,
     ),
     RecordedLaw(
         "environment", "tokens of a tool or an environment are not actions", "trl PR#4975",
@@ -281,7 +283,8 @@ LAWS = (
     ),
     RecordedLaw(
         "cut off", "rows that were cut off are masked if the trainer is set so, and not rewarded as if they alone had ended",
-        "verifiers PR#186", "see what the filter and the grader take for an end, and whether the engine knows the stop token",
+        "verifiers PR#186",
+        "see that filter and grader ask for finish_reason, and that the engine stops at the template's end token",
         ("truncated", "rewards"), EITHER, fails="cut-off responses count as finished ones", judge=mask_laws.cut_off,
     ),
     RecordedLaw(
@@ -291,7 +294,8 @@ LAWS = (
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",
-        "check the sampler of each rank and the order of results", ("sequences",), EITHER,
+        "look for an id twice among the rollout's results; else see that each rank's sampler has its own share",
+        ("sequences",), EITHER,
         fails="a row is trained on twice in a step", judge=step_laws.duplicates,
     ),
     RecordedLaw(
@@ -301,18 +305,20 @@ LAWS = (
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
-        "look at the reward function: are all rewards of a group equal? else drop such groups, or sample more",
+        "print a group's rewards: if all are equal, correct the reward, or take other prompts or more samples of each",
         (LOSS, "advantages"), "",
         fails="every advantage is 0, so nothing is learned", judge=advantage_laws.advantages,
     ),
     RecordedLaw(
         "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
-        "slime PR#2235", "give all tokens of a response its one advantage (GAE alone has one a token)", _ESTIMATED, TRAINER,
+        "slime PR#2235",
+        "give all tokens of a response the same advantage (only GAE, or a KL in the reward, gives each its own)",
+        _ESTIMATED, TRAINER,
         fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
     ),
     RecordedLaw(
         "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
-        "look at the rewards of its group, and at what was done to advantages later", _ESTIMATED, TRAINER,
+        "look for a row of another group, a tiny standard deviation, a second scaling", _ESTIMATED, TRAINER,
         fails="an advantage is larger than its group's rewards allow", judge=advantage_laws.bound,
     ),
     RecordedLaw(
@@ -328,7 +334,7 @@ LAWS = (
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
-        "match advantages and rows by id, not by order",
+        "match them by id, not by order; if they are of one row, look at the formula, and that they are whitened once",
         (*_ESTIMATED, "returns"), TRAINER, judge=advantage_laws.from_returns,
         fails="advantages are not what returns and values give",
     ),
@@ -372,7 +378,8 @@ LAWS = (
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
-        "use ZeRO 3, or drop --train.dynamic_batch_enable", (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
+        "zero gradients once a step; with dynamic batches on ZeRO 1 or 2: drop --train.dynamic_batch_enable, or use ZeRO 3",
+        (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
         fails="only the last micro-batch's gradient is applied", judge=loss_laws.accumulation,
     ),
     RecordedLaw(

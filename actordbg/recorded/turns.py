@@ -81,7 +81,7 @@ RULES = tuple(
             "text of a turn is missing from what was trained on",
             "all text of a turn stays, such as its reasoning",
             "prime-rl#1334, verl#6854",
-            "append the ids of a turn, or render with a template that keeps reasoning",
+            "append each turn's sampled ids instead of rendering it again, or use a template that keeps reasoning",
         ),
         (
             "other actions",

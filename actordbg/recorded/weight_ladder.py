@@ -35,7 +35,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             ROLLOUT,
             "the engine has old weights",
             "an engine has the weights of the last transfer",
-            "look at why a transfer was skipped",
+            "if it was not to be (asynchronous training), see that each transfer ran and ended before the generation",
         ),
         (
             "ranks",
@@ -61,9 +61,9 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
         (
             "arrived",
             ROLLOUT,
-            "parameters never arrived in the engine",
+            "the engine never loaded parameters that were sent",
             "what is sent reaches the engine",
-            "look at what its loader skips",
+            "compare the names that were sent with those that its load_weights returns",
         ),
         (
             "arrived as sent",

@@ -173,7 +173,7 @@ RECORDED = Rule(
 SAME = Rule(
     "same",
     "two replays have the same results to rounding",
-    remedy="compare each of them with the truth",
+    remedy="compare each of them with the truth: `actordbg compare REPLAY truth`",
     fails="the two replays give different results for the same inputs",
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}

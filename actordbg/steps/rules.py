@@ -11,9 +11,9 @@ RULES = {
     for name, fails, holds, remedy in (
         (
             "dp_size",
-            "dp_size is not the number of ranks",
+            "dp_size is not the number of data-parallel ranks",
             "dp_size is the number of ranks that share a step",
-            "pass the size of the data-parallel group",
+            "pass the size of the data-parallel group, not the world size",
         ),
         (
             "engine accumulation",
@@ -23,21 +23,21 @@ RULES = {
         ),
         (
             "own means",
-            "each micro-batch is divided by its own count",
+            "each micro-batch's loss is divided by its own count",
             "losses are divided by what the step has",
-            "divide by the step's tokens or rows, over all ranks",
+            "divide by the step's tokens or rows over all ranks, times the ranks where gradients are averaged",
         ),
         (
             "counts of ranks",
-            "each rank divides by its own count",
+            "each rank's loss is divided by its own count",
             "ranks divide by one count",
-            "count the step's tokens or rows over all ranks",
+            "divide by the count of all ranks (all-reduce), times the ranks where gradients are averaged",
         ),
         (
             "accumulation",
             "gradients are divided by the accumulation twice, or not at all",
             "a loss is divided by the accumulation once",
-            "divide the loss by the number of accumulated micro-batches, once",
+            "divide once: the loss, or the engine (DeepSpeed, Accelerate) by gradient_accumulation_steps",
         ),
         (
             "token count",
@@ -79,7 +79,7 @@ RULES = {
             "without importance correction",
             "the loss leaves out the importance weights of the rollout's log-probs",
             "terms are corrected as set",
-            "multiply each token's loss by its importance weight",
+            "multiply each token's loss by its importance weight, detached and capped as set",
         ),
         (
             "gradient clipping",
@@ -115,7 +115,7 @@ RULES = {
             "last micro-batch",
             "only the last micro-batch's gradient is applied",
             "every micro-batch's gradient is applied",
-            "use ZeRO 3, or turn dynamic batches off (--train.dynamic_batch_enable)",
+            "zero gradients once a step; with dynamic batches on ZeRO 1 or 2: drop --train.dynamic_batch_enable, or use ZeRO 3",
         ),
         (
             "first micro-batch",
@@ -145,7 +145,7 @@ RULES = {
             "log-probs",
             "log-probs are not what the step's weights give",
             "log-probs are what the step's own weights give",
-            "look at what Actor.forward returns",
+            "look at what changes log-probs behind the logits (temperature, a wrapper), and for weights of another step",
         ),
         (
             "unknown",
