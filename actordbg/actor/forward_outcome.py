@@ -233,7 +233,8 @@ def sample(gradient: Tensor) -> Tensor:
 def norm_of(gradient: Tensor) -> float:
     """Return the L2 norm over all elements, in float64, a piece at a time: torch would convert the whole tensor at once."""
     pieces = gradient.detach().reshape(-1).split(_PIECE)  # type: ignore[no-untyped-call]
-    return math.sqrt(sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for piece in pieces))
+    norms = [float(torch.linalg.vector_norm(piece, dtype=torch.float64)) for piece in pieces]
+    return math.sqrt(sum(norm**2 for norm in norms))
 
 
 def plain_name(name: str) -> str:

@@ -245,7 +245,8 @@ class _Formulas:
         shares = chances / chances.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else chances
         result = torch.zeros_like(values)
         for expert in range(getattr(config, self.kind.experts)):
-            share = (shares * (chosen[:, :count] == expert)).sum(-1, keepdim=True).to(self.dtype)
+            own = shares * (chosen[:, :count] == expert)
+            share = own.sum(-1, keepdim=True).to(self.dtype)
             of = share.squeeze(-1).nonzero().squeeze(-1)
             both, down = (self.weights[f"{name}.experts.{which}_proj"][expert].to(self.dtype) for which in ("gate_up", "down"))
             gate, up = linear(values[of], both).chunk(2, -1)

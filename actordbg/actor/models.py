@@ -199,7 +199,8 @@ def build_tiny(path: Path, **changes: Any) -> Path:
 def tiny_folder(cache: Path) -> Path:
     """Return the tiny model's place: its name changes with anything that changes the weights."""
     text = json.dumps([_LAYOUT, TINY_CONFIG])
-    return cache / f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return cache / f"tiny-{digest[:12]}"
 
 
 def ensure_tiny(cache: Path) -> Path:

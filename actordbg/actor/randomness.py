@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from actordbg.base.units import first_line
 from actordbg.capture.facts import digests, states
 from actordbg.store.payload import Dump
 
@@ -105,5 +106,5 @@ def _set(name: str, state: torch.Tensor) -> str:
     try:
         generator.set_state(state)
     except (RuntimeError, TypeError) as error:  # another torch's layout, or no state at all
-        return f"the recorded RNG state of {name} is invalid for this torch: {str(error).splitlines()[0]:.120}"
+        return f"the recorded RNG state of {name} is invalid for this torch: {first_line(error):.120}"
     return ""

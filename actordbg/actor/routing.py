@@ -172,7 +172,8 @@ class _Choice(TorchFunctionMode):
             ids = next((value for value in given if not value.is_floating_point()), None)
             gates = [value for value in given if value.is_floating_point() and ids is not None and value.shape == ids.shape]
             if gates:
-                self._seen.gates[self._layer] = gates[0].detach().float().sum(-1).cpu()
+                whole = gates[0].detach().float().sum(-1)
+                self._seen.gates[self._layer] = whole.cpu()
             known, wanted = self._known, self._chosen
             if self._force and bool(known.any()):
                 got = None if ids is None else ids.reshape(len(ids), -1).cpu()

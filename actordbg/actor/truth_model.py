@@ -156,7 +156,8 @@ def shared_code(model: Any) -> list[str]:
 
 def _digest(file: str) -> str:
     """Return a file's digest as an installation's RECORD has it."""
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(Path(file).read_bytes()).digest()).rstrip(b"=").decode()
+    digest = hashlib.sha256(Path(file).read_bytes()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 @functools.cache

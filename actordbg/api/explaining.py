@@ -13,6 +13,7 @@ from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own
+from actordbg.base.units import first_line
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
 from actordbg.compare.sides import GOLDEN, TRUTH
@@ -61,7 +62,7 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
         blocks = [*section("", lines_of(local)), *([chart] if chart else [])]
     if failed is not None:
         why = failed.error or failed.status
-        word, said = FAILED, f"the input did not pass: {why.strip().partition(chr(10))[0]}"
+        word, said = FAILED, f"the input did not pass: {first_line(why)}"
     following = {
         RIGHT: f"actordbg check --model {in_shell(spec.config.model)}",
         WRONG: f"actordbg explain {spec.replay_id}",

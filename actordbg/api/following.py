@@ -142,7 +142,8 @@ class Follower:
         parts: tuple[list[RecordedCall], list[RecordedCall]] = [], []
         every = self.quiet >= QUIET or len(kept) > MOST_CALLS
         for call in kept:
-            parts[every or (call.record.step or 0) < newest[call.record.run] - 1].append(call)
+            settled = (call.record.step or 0) < newest[call.record.run] - 1
+            parts[every or settled].append(call)
         self.linting.kept, complete = parts
         if complete:
             self.linting.judge_steps(complete)

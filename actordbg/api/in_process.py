@@ -86,7 +86,7 @@ def run_here(store: Store, spec: ReplaySpec, *, model: Any, **_: Any) -> ReplayO
     """
     folder = store.replays / spec.replay_id
     make_folder(folder / TENSORS)
-    atomic_write(folder / SPEC, spec.to_json().encode())
+    atomic_write(folder / SPEC, spec.to_json())
     journal, supervisor = Journal(rank_journal(folder, 0)), Journal(folder / SUPERVISOR)
     outcome = ReplayOutcome(spec.replay_id, folder, COMPLETE, len(spec.inputs))
     engine = OwnEngine(folder, spec, model)

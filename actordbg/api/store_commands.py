@@ -52,7 +52,7 @@ class StoreCommands(PlainCommands):
 
         make_folder(self._store.reports)
         path = self._store.reports / f"check-{answer['replay_id']}.html"
-        atomic_write(path, answer.to_html().encode())
+        atomic_write(path, answer.to_html())
         return path
 
     def _asked(

@@ -82,6 +82,11 @@ def some(names: Collection[object], most: int = 3) -> str:
     return ", ".join(map(str, list(names)[:most])) + (", ..." if len(names) > most else "")
 
 
+def first_line(text: object) -> str:
+    """Return the first line of a message or an error, without space around it; "" for None."""
+    return "" if text is None else str(text).strip().partition("\n")[0]
+
+
 def release(version: str) -> tuple[int, ...]:
     """Parse the leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
     numbers = re.match(r"\d+(\.\d+)*", version)

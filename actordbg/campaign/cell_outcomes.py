@@ -18,6 +18,7 @@ from typing import Any
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageError
 from actordbg.base.owners import whose
+from actordbg.base.units import first_line
 from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words
@@ -90,7 +91,7 @@ def finished(
         cell = replace(cell, laws=laws.headline, violations=said, broken=names, unasked=tuple(laws.not_checked))
     if why:
         log, signature, error = why
-        cell = replace(cell, signature=signature, error=error.strip().partition("\n")[0][:300], log=store.relative(log))
+        cell = replace(cell, signature=signature, error=first_line(error)[:300], log=store.relative(log))
     return unavailable(cell, problem) if problem is not None and refused else cell
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from actordbg.actor.training_checkpoints import Checkpoints
 from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
 from actordbg.base.owners import Owner
-from actordbg.base.units import resolve
+from actordbg.base.units import first_line, resolve
 from actordbg.campaign.runner import Campaign, Trial, run_trials
 from actordbg.campaign.train_engine import KEPT, MODULE, SAVED, STEP, TRAINING, step_of
 from actordbg.campaign.train_plan import schedule
@@ -172,7 +172,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
         training |= {KEPT: kept} if (kept := self._kept(cell)) else {}
         if (output := self.record.options.get(OUTPUT)) and cell.role == ASKED:
             training |= {SAVED: {"folder": str(Path(output, Path(cell.log_name).stem)), "after": self.record.steps}}
-        atomic_write(folder / TRAINING, json.dumps(training).encode())
+        atomic_write(folder / TRAINING, json.dumps(training))
         work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
         work = work[len(cell.steps) * self.record.batch :]
         return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, work, command=self.record.command)
@@ -217,7 +217,7 @@ def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
     path = log_of(record, cell)
     try:
         make_folder(path.parent)
-        atomic_write(path, "\n".join([*lines, f"# {ended}", ""]).encode())
+        atomic_write(path, "\n".join([*lines, f"# {ended}", ""]))
     except OSError as error:
         raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name another folder with --log-dir") from None
 
@@ -257,7 +257,7 @@ def _home(cell: TrainCell) -> tuple[object, ...]:
 
 
 def _why(record: ResultRecord) -> str:
-    first = (record.error or "").strip().partition("\n")[0] or record.status
+    first = first_line(record.error) or record.status
     known = f" ({record.signature})" if record.signature else ""
     what = f"{record.error_class} {first}" if record.error_class else first
     return f"step {step_of(record.dump_id)} {record.status}: {what}"[:400] + known

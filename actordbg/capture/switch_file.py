@@ -29,4 +29,4 @@ def write_control(store: StoreFiles, control: Control, job: str | None = None) -
     """Replace the store's switch, or a named job's. Running jobs see it within about half a second."""
     path = store.control_of(job)
     with system_errors(StoreProblem, f"cannot write {path}", "check the folder's permissions and free space"):
-        atomic_write(path, control_text(control).encode())
+        atomic_write(path, control_text(control))

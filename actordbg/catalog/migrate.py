@@ -226,7 +226,8 @@ def is_private(store: Store) -> bool:
 
 def private_folder(store: Store) -> Path:
     """Return the folder of this user's private catalog of a store."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
+    place = os.fsencode(os.path.realpath(store.root))
+    name = hashlib.sha256(place).hexdigest()[:24]
     return user_cache() / "catalogs" / name
 
 

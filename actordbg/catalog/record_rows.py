@@ -227,7 +227,8 @@ def setting_columns(requested: dict[str, Any], resolved: dict[str, Any] | None) 
     values = requested | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
     ran = as_ran(requested, resolved)
     judges = not (ran["truth"] or ran["vary"])
-    digest = hashlib.sha256(json.dumps(deciding(ran), sort_keys=True).encode()).hexdigest()[:16] if judges else None
+    text = json.dumps(deciding(ran), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16] if judges else None
     return {setting.stored: values.get(setting.stored) for setting in SETTINGS.values()} | {"configuration": digest}
 
 

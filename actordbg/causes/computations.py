@@ -187,8 +187,12 @@ def uncapped(model: Any, _size: float) -> Change:
 
 
 def activations(model: Any) -> Holders:
-    kinds = ("silu", "gelu")
-    return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
+    return [pair for pair in _having(model, "act_fn") if "silu" in _kind(pair[0]) or "gelu" in _kind(pair[0])]
+
+
+def _kind(holder: Any) -> str:
+    """Return the class name of a module's activation, in lower case."""
+    return type(holder.act_fn).__name__.lower()
 
 
 def other_activation(model: Any, size: float) -> Change:
@@ -196,10 +200,7 @@ def other_activation(model: Any, size: float) -> Change:
     from torch.nn import GELU, SiLU
 
     gelu = GELU(approximate="tanh" if size == 1 else "none")
-    return _set([
-        (holder, name, gelu if "silu" in type(holder.act_fn).__name__.lower() else SiLU())
-        for holder, name in activations(model)
-    ])  # fmt: skip
+    return _set([(holder, name, gelu if "silu" in _kind(holder) else SiLU()) for holder, name in activations(model)])
 
 
 def adapters(model: Any, part: Any = "") -> dict[str, Any]:
@@ -265,7 +266,8 @@ def together(attended: Any, _sampled: Any, size: float) -> Laid:
 
 
 def running_on(attended: Any, _sampled: Any, size: float) -> Laid:
-    yield attended, attended.flatten().cumsum(0).view(attended.shape) - 1, attended
+    counted = attended.flatten().cumsum(0).view(attended.shape)
+    yield attended, counted - 1, attended
 
 
 def with_padding(attended: Any, _sampled: Any, size: float) -> Laid:

@@ -404,4 +404,5 @@ def _expected(sample: TokenSample, expected: Mapping[str, Array], first: Array, 
         share = float(y @ size / (size @ size))
         error = math.sqrt(float(np.mean((y - share * size) ** 2)) / float(size @ size))
         if abs(share - 1.0) <= max(0.2, 3 * error) and share > 4 * error:
-            yield CauseFit(name, None, None, explained + moved, float(np.abs(y - size).mean()))
+            left = float(np.abs(y - size).mean())
+            yield CauseFit(name, None, None, explained + moved, left)

@@ -68,7 +68,8 @@ def option(
 ) -> inspect.Parameter:
     """Build an option for typer: `--name`, unless one of `names` begins with `--`. heading, rank: see `HelpPlace`."""
     if not any(name.startswith("--") for name in names):
-        names = (f"--{name.strip('_').replace('_', '-')}", *names)
+        spelled = name.strip("_").replace("_", "-")
+        names = (f"--{spelled}", *names)
     place: Any = HelpPlace(heading, rank)
     info = typer.Option(default, *names, help=help, rich_help_panel=place, **facts)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)

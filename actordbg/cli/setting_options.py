@@ -81,7 +81,8 @@ def _axis(setting: Setting) -> inspect.Parameter:
     text, metavar = ", ".join(map(str, setting.values)) or "Counts", "LIST"
     if setting.kind is bool:
         metavar = "off,on"
-        text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
+        what = setting.help.partition(" (")[0].rstrip(".")
+        text = f"{what}: on, off or both"
     text += f" ({setting.axis})." if setting.axis else "."
     facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank}
     return option(setting.name, str | None, None, text, setting.flag, **facts)

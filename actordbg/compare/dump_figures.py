@@ -172,7 +172,8 @@ def unlike(a: Values, b: Values) -> str | None:
         if ours.shape != theirs.shape:
             return f"A's {what} are {list(ours.shape)}, B's {list(theirs.shape)}"
     if not bool((a.mask == b.mask).all()):
-        return f"the masks differ in {int((a.mask != b.mask).sum())} tokens"
+        differ = int((a.mask != b.mask).sum())
+        return f"the masks differ in {differ} tokens"
     if bool(a.folded) != bool(b.folded):
         side = "A" if a.folded else "B"
         return f"token ids were wrapped (modulo the vocabulary) on side {side} only"

@@ -105,7 +105,8 @@ def mirror_name(url: str) -> str:
     import hashlib  # `--help` needs no more than the options
 
     address = without_password(url.partition("#")[0]).rstrip("/")
-    name = re.sub(r"[^A-Za-z0-9]+", "-", address.rpartition("/")[2])[:32].strip("-") or "store"
+    last = address.rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", last)[:32].strip("-") or "store"
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
     return f"{name}-{digest}"
 

@@ -112,7 +112,8 @@ class TrainingJob:
                 yield phase, step, told
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").replace("\r", "\n").splitlines()
+        text = self.log.read_text(errors="replace")
+        lines = text.replace("\r", "\n").splitlines()
         tail = [line for line in lines if line.strip()][-15:]
         return "\n".join([f"the end of {self.log}:", *tail])
 

@@ -161,7 +161,8 @@ def run_name(path: Path, above: int = 1) -> str:
     above: how many folders above the file that is.
     """
     folders = path.resolve().parents
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", folders[min(above, len(folders)) - 1].name).lstrip("._+-")[:128]
+    folder = folders[min(above, len(folders)) - 1]
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", folder.name).lstrip("._+-")[:128]
     return name if is_plain_name(name) else "import"
 
 

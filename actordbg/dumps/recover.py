@@ -198,7 +198,9 @@ def is_left_over(name: str) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and not yet reaped
+        text = Path(f"/proc/{pid}/stat").read_text()
+        state = text.rpartition(")")[2].split()
+        return state[0] in "ZX"  # killed, and not yet reaped
     except (ProcessLookupError, FileNotFoundError):
         return True
     except (OSError, OverflowError, IndexError):
@@ -230,7 +232,9 @@ def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingRe
         data: dict[str, Any] = {"generation": 0, "last_error": None}
         with contextlib.suppress(CorruptDump):
             data = read_counters(path)
-        data |= counts | ({"role": mine[-1][0].kind["fields"].get("role")} if mine else {})
+        data |= counts
+        if mine:
+            data["role"] = mine[-1][0].kind["fields"].get("role")
         data |= {
             "format": COUNTERS_FORMAT,
             "state": ring.state_of(books),
@@ -243,7 +247,7 @@ def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingRe
             "queue_bytes": 0,
             "ring": None,
         }
-        atomic_write(path, json.dumps(data, sort_keys=True).encode())
+        atomic_write(path, json.dumps(data, sort_keys=True))
 
 
 def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tuple[Recovered, int]:

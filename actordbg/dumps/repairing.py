@@ -87,7 +87,7 @@ def _set_aside(store: Store, path: Path) -> Path:
 def _write_format(store: Store, path: Path) -> str:
     if os.path.lexists(path):
         quarantine(store, path)
-    atomic_write(path, json.dumps({"format": FORMAT}).encode() + b"\n")
+    atomic_write(path, json.dumps({"format": FORMAT}) + "\n")
     return f"written: format {FORMAT}"
 
 

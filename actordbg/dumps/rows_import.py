@@ -123,7 +123,9 @@ class RowFile:
         with self.path.open("rb") as file:
             for block in iter(partial(file.read, 2**20), b""):
                 digest.update(block)
-        digest.update(repr(sorted(self._columns.items())).encode() if self._columns else b"")
+        if self._columns:
+            columns = repr(sorted(self._columns.items()))
+            digest.update(columns.encode())
         self._digest = digest.hexdigest()[:16]
         return layout
 

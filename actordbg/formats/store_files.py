@@ -180,12 +180,16 @@ def temporary_name(name: str) -> str:
 def processes() -> str:
     """Identify the pid namespace: this boot of this kernel, and this container."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
-        return hashlib.sha256(file.read() + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8]
+        namespace = os.readlink("/proc/self/ns/pid").encode()
+        return hashlib.sha256(file.read() + namespace).hexdigest()[:8]
     return os.urandom(4).hex()
 
 
-def atomic_write(path: Path, data: bytes, mode: int = 0o600, *, flush: bool = True) -> None:
-    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder. flush: with the fsyncs."""
+def atomic_write(path: Path, data: bytes | str, mode: int = 0o600, *, flush: bool = True) -> None:
+    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder. Text is written as UTF-8.
+
+    flush: with the fsyncs.
+    """
     require_own_way(path)
     temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -201,7 +205,7 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600, *, flush: bool = Tr
             os.close(descriptor)
             raise
         with file:
-            file.write(data)
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             if flush:
                 os.fsync(file.fileno())

@@ -212,7 +212,8 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
     lines = [f"ranks differ on {a.checked - a.agree:,} of {plural(a.checked, 'input')}{rest}"]
     for pair in a.differ[:SHOWN]:
         what = "the same log-probs as" if pair.same_log_probs else "other log-probs than"
-        by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in pair.moved.items() if value)
+        figures = [f"{_FIGURES[name]} {number(value)}" for name, value in pair.moved.items() if value]
+        by = ", ".join(figures)
         moved = f" (moved: {by})" if by else ""
         lines.append(f"{pair.dump_id}: rank {pair.rank} has {what} rank {pair.first}{moved}")
     if (more := len(a.differ) - SHOWN) > 0:

@@ -86,7 +86,8 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
     word = UNCHECKED if unknown else word
     figures = [("dumps compared", f"{len(record.compared):,} of {len(record.dumps):,}")]
     if record.furthest:
-        figures.insert(0, ("max diff", f"{number(record.furthest[0], 3)} nats"))
+        most = number(record.furthest[0], 3)
+        figures.insert(0, ("max diff", f"{most} nats"))
     left = [*record.unjudged] if record.good else []
     left += [FLAT] if flat_where_it_matters(record) else []
     left += [NotChecked(TRUTH, "either side against the truth")] if unknown else []

@@ -20,6 +20,7 @@ import numpy as np
 from actordbg.actor.hub_model import versions_of
 from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
+from actordbg.base.units import first_line
 from actordbg.causes.bank import (
     BY_NAME,
     NAN,
@@ -124,7 +125,7 @@ def explain_sides(
         }
         if not pieces:
             hint = f"`actordbg report {right.info.replay_id}` says why; replay again to compute it anew"
-            why = next((result.error.partition("\n")[0] for result in right.results.values() if result.error), "nothing ran")
+            why = next((first_line(result.error) for result in right.results.values() if result.error), "nothing ran")
             raise Unsupported(f"none of the inputs has a truth: {why}", hint=hint)
         words = "entropies" if of == ENTROPIES else "log-probs"
 

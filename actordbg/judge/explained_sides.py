@@ -283,7 +283,8 @@ def _weights(ours: ReplaySide, losses: Mapping[str, RecordedCall], recorded: _Si
     for dump_id, loss in losses.items():
         values = ours.read(dump_id)
         if not isinstance(values, str) and loss.active is not None and values.log_probs.shape == loss.active.shape:
-            distances.append(float(np.abs(values.log_probs - recorded[dump_id])[loss.active].mean()))
+            apart = np.abs(values.log_probs - recorded[dump_id])
+            distances.append(float(apart[loss.active].mean()))
     fp32 = all(loss.fp32 for loss in losses.values())
     as_recorded = all((ours.dtype_of(dump_id) == "fp32") == fp32 for dump_id in losses)
     apart = float(np.mean(distances)) if distances else math.nan

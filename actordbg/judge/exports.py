@@ -164,7 +164,8 @@ def workflow_commands(check: CheckedReplay, verdict: Verdict) -> Iterator[str]:
     """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
     for case in cases(check, verdict):
         if case.found:
-            title = _message(f"actordbg check: {case.found[0].rule.name} {case.name}").replace(":", "%3A").replace(",", "%2C")
+            rule = case.found[0].rule.name
+            title = _message(f"actordbg check: {rule} {case.name}").replace(":", "%3A").replace(",", "%2C")
             yield f"::error title={title}::{_message(case.failure)}"
     kind = "notice" if verdict.good else "error"
     yield f"::{kind} title=actordbg check::{_message(verdict.sentence)}"

@@ -143,7 +143,8 @@ def _facts(replay: ReplaySummary) -> Iterable[str]:
         command = typed_again(replay.command) or "its record has no actordbg command"
         yield f"command: {command}"
     if replay.versions:
-        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(replay.versions.items()))
+        versions = [f"{name} {version}" for name, version in sorted(replay.versions.items())]
+        yield f"versions: {', '.join(versions)}"
 
 
 def _selected(replay: ReplaySummary) -> str:
@@ -174,7 +175,8 @@ def _stopped(replay: ReplaySummary) -> list[Block]:
     if not replay.why:
         return []
     first, *log = replay.why.strip().splitlines()
-    return [Heading("Why it stopped", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
+    last_lines = [Code("\n".join(log[-_LOG_LINES:]))] if log else []
+    return [Heading("Why it stopped", 3), Paragraph(first), *last_lines]
 
 
 def _failures(replay: ReplaySummary) -> list[Block]:

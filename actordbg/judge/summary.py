@@ -23,7 +23,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from actordbg.actor.signatures import explain
-from actordbg.base.units import grouped, letter_of
+from actordbg.base.units import first_line, grouped, letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
 from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of
@@ -220,7 +220,7 @@ def _alike(result: ResultRecord) -> tuple[str, str]:
     """Return what results of the same kind of failure have in common."""
     if result.signature:
         return "signature", result.signature
-    return result.error_class or result.status, _NUMBERS.sub("#", (result.error or "").strip().partition("\n")[0][:200])
+    return result.error_class or result.status, _NUMBERS.sub("#", first_line(result.error)[:200])
 
 
 def _group(members: Results) -> FailureGroup:

@@ -95,7 +95,8 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     apart = np.pad(np.where(chosen, pair.apart, 0.0), before)
     far, answers = np.abs(apart), np.argwhere(kinds == RESPONSE)
     order = np.argsort(-far.max(axis=1), kind="stable")[:ROWS]
-    ranked = answers[np.argsort(-far[tuple(answers.T)], kind="stable")]
+    distances = far[tuple(answers.T)]
+    ranked = answers[np.argsort(-distances, kind="stable")]
     row, position = ranked[0].tolist()
     width = max(1, math.ceil(length / FIELDS))
 
@@ -144,7 +145,8 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
 def _figures(pair: TokenPair, row: int, action: int) -> str:
     """Name all figures of a token."""
     named = {pair.names[0]: pair.a, pair.names[1]: pair.b, **pair.beside}
-    return ", ".join(f"{name} {number(float(values[row][action]), 5)}" for name, values in named.items())
+    figures = {name: float(values[row][action]) for name, values in named.items()}
+    return ", ".join(f"{name} {number(figure, 5)}" for name, figure in figures.items())
 
 
 def _drawn(

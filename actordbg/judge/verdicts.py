@@ -196,7 +196,8 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
         which = "law" if len(laws.unasked) == 1 else "laws"
         yield NotChecked(LAWS, f"the {which} {', '.join(laws.unasked)}")
     if laws.inputs < laws.of:
-        yield NotChecked(LAWS, f"the laws of {plural(laws.of - laws.inputs, 'dump')}")
+        others = plural(laws.of - laws.inputs, "dump")
+        yield NotChecked(LAWS, f"the laws of {others}")
 
 
 def _unasked_distance(judged: Judged) -> float | None:

@@ -76,7 +76,8 @@ def _grids(call: Tensor | None, given: Any, pictures: Images) -> Faults:
     if not isinstance(given, Tensor) or given.shape != call.shape:
         yield f"the model does not get the call's {GRID}", pictures.rows[0]
         return
-    image = int((given.cpu() != call).any(-1).nonzero()[0])
+    differs = (given.cpu() != call).any(-1)
+    image = int(differs.nonzero()[0])
     got, own, row = given[image].tolist(), call[image].tolist(), pictures.rows[image]
     turned = got == [own[0], own[2], own[1]]
     words = "has height and width exchanged" if turned else "is another"
@@ -96,7 +97,8 @@ def _positions(model: Any, inputs: Mapping[str, Tensor], given: Any, types: Tens
     apart = given.detach().cpu()[-3:] - own
     real = inputs["attention_mask"] != 0
     first = real.long().argmax(-1)[None, :, None].expand(3, -1, 1)
-    moved = ((apart != apart.gather(-1, first)) & real).any(0).any(-1)
+    differs = (apart != apart.gather(-1, first)) & real
+    moved = differs.any(0).any(-1)
     if bool(moved.any()):
         row = int(moved.nonzero()[0])
         yield f"the positions of row {row} are not those of its grids", row

@@ -84,7 +84,8 @@ def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
     sources = []
     for other in sorted(set(rows[wrong & real & (rows != target.row)].tolist())):
         own = (rows == other) & real
-        sources.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
+        reached, of = int((own & wrong).sum()), int(own.sum())
+        sources.append(f"row {other} ({reached:,} of {of:,} tokens)")
     if later := int((wrong & real & (rows == target.row) & (columns > last)).sum()):
         sources.append(f"{later:,} tokens after position {last}")
     if padding := int((wrong & ~real).sum()):
@@ -115,7 +116,8 @@ def _reached(session: ActorSession, dump: Dump, target: RowTarget, backward: boo
         if gradient is None:
             gradient = torch.zeros_like(leaves[0])
         whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-        return whole.detach().abs().amax(-1).flatten().double().cpu()
+        largest = whole.detach().abs().amax(-1)
+        return largest.flatten().double().cpu()
 
     hook = session.model.get_input_embeddings().register_forward_hook(cut)
     try:
@@ -162,7 +164,8 @@ def judge_additivity(dtype: str, whole: dict[str, Tensor], first: dict[str, Tens
     for name, gradient in whole.items():
         parts = [part.get(name, torch.zeros_like(gradient)) for part in (first, second)]
         scale = max(floor, *(float(tensor.norm()) for tensor in (gradient, *parts)))
-        apart[name] = float((parts[0].double() + parts[1].double() - gradient.double()).norm()) / scale
+        left = parts[0].double() + parts[1].double() - gradient.double()
+        apart[name] = float(left.norm()) / scale
     limit = LIMITS.get(dtype, LIMITS["bf16"])
     worst = max(apart, key=lambda name: apart[name])
     count = sum(size > limit for size in apart.values())

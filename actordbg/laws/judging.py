@@ -87,7 +87,8 @@ class Change:
     @property
     def first(self) -> tuple[int, int]:
         """Row and position (of the predicted token in its row) of the first difference."""
-        row, column = self.where.nonzero()[0].tolist()
+        places = self.where.nonzero()
+        row, column = places[0].tolist()
         return row, column + 1
 
 
@@ -171,16 +172,19 @@ class Expected:
             return
         self.problem = ""
         rows, columns = self.places.unbind(1)
-        inside = ((columns >= 0) & (columns < self.ids.shape[1] - 1)).nonzero().flatten()
+        known = (columns >= 0) & (columns < self.ids.shape[1] - 1)
+        inside = known.nonzero().flatten()
         inside = inside[self.tokens[rows[inside], columns[inside]]]
         for part in torch.split(inside, max(1, _LOGITS_AT_ONCE // flat.shape[-1])):
             place = rows[part], columns[part]
             scaled = flat[part.to(flat.device)].double() / self.temperature
             total, largest = scaled.logsumexp(-1), scaled.abs().amax(-1)
-            label = scaled.gather(-1, self.ids[place[0], place[1] + 1].to(scaled.device)[:, None]).squeeze(-1)
+            labels = self.ids[place[0], place[1] + 1].to(scaled.device)
+            label = scaled.gather(-1, labels[:, None]).squeeze(-1)
             self.log_probs[place] = (label - total).cpu()
             if self.entropies:
-                self.entropy[place] = (total - (scaled.softmax(-1) * scaled).sum(-1)).cpu()
+                mean = (scaled.softmax(-1) * scaled).sum(-1)
+                self.entropy[place] = (total - mean).cpu()
             self.allowed[place] = (TOLERANCE * (1 + largest + total.abs())).cpu()
 
 
@@ -226,7 +230,8 @@ def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -
         pairs.append((ours.entropy, expected.entropy, "the entropy does not follow from the same logits"))
     answers = []
     for values, theirs, words in pairs:
-        distances = (values.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
+        apart = (values.double() - theirs).abs()
+        distances = apart.nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
         wrong = (distances > expected.allowed) & seen
         measured = (float(distances.max()), float(expected.allowed[seen].max()))
         count, looked_at = int(wrong.sum()), int(seen.sum())

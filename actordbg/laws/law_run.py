@@ -22,6 +22,7 @@ from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeepe
 from actordbg.actor.routing import EXPERTS
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
+from actordbg.base.units import first_line
 from actordbg.laws.images_given import WITH_IMAGES, judge_images
 from actordbg.laws.jacobian import halves, judge_additivity, support
 from actordbg.laws.judging import (
@@ -91,8 +92,7 @@ class LawRun:
         except Exception as error:
             if machine_errno(error):
                 raise
-            message = str(error).strip().partition("\n")[0]
-            self._take(replace(not_checked(step, f"{type(error).__name__}: {message}"), raised=True))
+            self._take(replace(not_checked(step, f"{type(error).__name__}: {first_line(error)}"), raised=True))
             missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and its leftovers cannot be cleaned up"
@@ -120,7 +120,8 @@ class LawRun:
     def _rerun(self) -> None:
         places = changes.places(self.call, self.outcome.packing, *self.session.ring)
         expected = Expected(places, self.ids, self.tokens, self.outcome.temperature, self.outcome.entropy is not None)
-        again = self._forward(self.dump, None if self._draws else self.session.choices.seed + 1)
+        seed = None if self._draws else self.session.choices.seed + 1
+        again = self._forward(self.dump, seed)
         with watching(self.session.actor, expected) as given:
             self.base = self._forward(self.call)
         if self._pictures is not None:
@@ -224,7 +225,9 @@ class LawRun:
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
             moved = change(self._forward(self.call), self.base, self.tokens)
-        last_place = torch.finfo(torch.float32).eps * float(self.base.log_probs.nan_to_num(0, 0, 0).abs().max())
+        base = self.base.log_probs.nan_to_num(0, 0, 0)
+        largest = base.abs().max()
+        last_place = torch.finfo(torch.float32).eps * float(largest)
         limit = FACTOR * max(moved.mean if self._experts else moved.size, last_place)  # rounding may move none by as much
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
@@ -239,14 +242,17 @@ class LawRun:
         terms = torch.zeros_like(self.tokens)
         terms[:, -self.outcome.mask.shape[1] :] = self.outcome.mask
         kept = self.session.config.keep_gradients  # then the outcome already has the whole gradient
-        weights = (*(() if kept else (terms.double() / terms.sum().clamp(min=1),)), *halves(terms))
+        mean = terms.double() / terms.sum().clamp(min=1)
+        weights = (*(() if kept else (mean,)), *halves(terms))
         keepers = [GradientKeeper(self.session.records) for _ in weights]
         for part, keeper in zip(weights, keepers, strict=True):
             self.session.gradient(self.call, part, keeper=keeper)
         given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
         *whole, first, second = (keeper.tensors for keeper in keepers)
         answer = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, first, second)
-        self._take(answer if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
+        if int(terms.sum()) < 2:
+            answer = not_checked("additivity", "the loss has fewer than two terms")
+        self._take(answer)
 
     # What the steps share
 
@@ -287,7 +293,8 @@ def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
     """Replace a broken law that cannot hold for this model by `not-checked`, with the reason."""
     config = text_config(session.model)
     capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
-    scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
+    quantization = str(getattr(session.model.config, "quantization_config", ""))
+    scaled = "fp8" in quantization.lower()
     if answer.verdict != BROKEN or answer.law in ("state", "mask", "normalisation", "additivity") or not (capacity or scaled):
         return answer
     why = f"routing has a capacity ({capacity})" if capacity else "an FP8 scale covers a whole tensor"

@@ -65,7 +65,8 @@ def _overlap(recorded: Tensor, chosen: Tensor) -> float | None:
     both = (recorded >= 0).all(-1) & (chosen >= 0).all(-1)
     if not bool(both.any()):
         return None
-    return float((recorded[..., :, None] == chosen[..., None, :]).any(-1)[both].double().mean())
+    shared = (recorded[..., :, None] == chosen[..., None, :]).any(-1)
+    return float(shared[both].double().mean())
 
 
 def _readings(experts: Tensor, layer: int, chosen: Tensor, total: int) -> Iterator[tuple[float | None, str]]:
@@ -94,7 +95,8 @@ def _repeated(experts: Tensor, real: Tensor) -> str:
     ordered = experts.sort(-1).values
     known = (experts >= 0).all(-1).all(-1) & real
     known[:, -1] = False  # an engine has none for the last token, and some trainers fill in zeros
-    repeated = (ordered[..., 1:] == ordered[..., :-1]).any(-1).any(-1) & known
+    again = ordered[..., 1:] == ordered[..., :-1]
+    repeated = again.any(-1).any(-1) & known
     share = float(repeated.sum()) / max(int(known.sum()), 1)
     return f"{share:.0%} of the tokens have the same expert more than once" if share > 0.5 else ""
 
@@ -105,7 +107,8 @@ def _gates(model: Any, seen: Seen) -> str:
     renormalized = getattr(config, "norm_topk_prob", config.model_type == "mixtral")
     whole = getattr(config, "routed_scaling_factor", None) or 1.0
     for layer, sums in sorted(seen.gates.items() if renormalized else ()):
-        furthest = float(sums[int((sums - whole).abs().argmax())])
+        at = int((sums - whole).abs().argmax())
+        furthest = float(sums[at])
         if abs(furthest - whole) > _GATES * whole:
             return f"the gates of a token in layer {layer} add up to {furthest:.3g}, not {whole:g}: they were not renormalized"
     return ""

@@ -30,7 +30,7 @@ from actordbg.actor.forward_outcome import sample
 from actordbg.actor.models import locate
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.base.units import human_bytes, plural
+from actordbg.base.units import first_line, human_bytes, plural
 from actordbg.config import consent
 from actordbg.config.replay_config import DTYPES
 from actordbg.locate.forced_forward import Hooks
@@ -151,7 +151,7 @@ def _fits(size: int, device: torch.device) -> None:
 
 def one_line(error: Exception) -> str:
     """Return an exception in a line: its class, and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _checkpoint_of(session: ActorSession) -> tuple[str, bool, torch.dtype]:
@@ -202,7 +202,8 @@ def free_bytes(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
     return None
 
 
@@ -233,8 +234,9 @@ def without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
     if len(shape) != 3:
         return ""
     expert = torch.arange(len(want)) * shape[0] // len(want)
-    power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
-    lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
+    none = torch.zeros(shape[0], dtype=torch.float64)
+    here, there = (none.index_add(0, expert, each.double().abs()) for each in (own, want))
+    lost = ((here == 0) & (there > 0)).nonzero().flatten().tolist()
     if not lost or len(lost) == shape[0]:  # of all: the parameter as a whole is wrong, and no expert
         return ""
     noun = "expert" if len(lost) == 1 else "experts"

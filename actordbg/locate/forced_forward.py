@@ -269,7 +269,8 @@ class Forcing(Hooks):
                 self._compare_exactly(key, have, want, module)
                 return None
             if key[1] == OUT and key not in self.sums:
-                missed = 1 - (have[:, :, None] == want[:, None]).any(-1).double().cpu()
+                found = (have[:, :, None] == want[:, None]).any(-1)
+                missed = 1 - found.double().cpu()
                 errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
                 errors[self.tokens] = (_FREE_CHOICE + missed).sum(1)
                 kept = float(missed.numel() - missed.sum())
@@ -324,8 +325,9 @@ class Forcing(Hooks):
         wide, truth = (each.to(want.dtype)[:, None].flatten(1) for each in (have, want))  # a token may have one number: [n]
         errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
         apart = wide - truth
-        errors[self.tokens] = apart.square_().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
-        own, power = (float(torch.mul(truth, other, out=apart).sum(dtype=torch.float64)) for other in (wide, truth))
+        squares = apart.square_().sum(1).double().cpu()
+        errors[self.tokens] = squares.nan_to_num(torch.inf, torch.inf)
+        own, power = (torch.mul(truth, other, out=apart).sum(dtype=torch.float64).item() for other in (wide, truth))
         self.sums[key] = Sums(errors, truth.shape[1], len(self.tokens), own, power)
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:

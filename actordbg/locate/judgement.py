@@ -122,6 +122,12 @@ def is_wrong(place: PlaceResult) -> bool:
     return bool(place.rows) or place.ratio is None or place.ratio > place.limit
 
 
+def _largest(ratios: Tensor) -> float:
+    """Return the largest of these ratios, to three digits."""
+    largest = min(MOST_RATIO, float(ratios.max()))
+    return float(f"{largest:.3g}")
+
+
 def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Located` that are drawn: each row in fields of so many tokens that there are about MOST_FIELDS."""
     rows, positions = features["row"], features["position"]
@@ -129,13 +135,10 @@ def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[s
     in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
     starts = np.flatnonzero(in_row % width == 0).tolist()
     parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
-    return {
-        "heat": {
-            layer: tuple(float(f"{min(MOST_RATIO, float(ratios[part].max())):.3g}") for part in parts)
-            for layer, ratios in by_layer.items()
-        },
-        "fields": tuple((int(rows[part.start]), int(positions[part.start]), int(positions[part.stop - 1])) for part in parts),
-    }
+    heat = {layer: tuple(_largest(ratios[part]) for part in parts) for layer, ratios in by_layer.items()}
+    ends = [(part.start, part.stop - 1) for part in parts]
+    fields = tuple((int(rows[start]), int(positions[start]), int(positions[last])) for start, last in ends)
+    return {"heat": heat, "fields": fields}
 
 
 def _least(clean: Sums, dtype: torch.dtype) -> float:

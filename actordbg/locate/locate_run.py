@@ -90,7 +90,9 @@ class LocateRun:
         notes: tuple[str, ...] = ()
         if self.session.config.compiles:
             notes += ("a compiled graph was judged at its border, the log-probs; all other places ran eagerly",)
-        if (left := int(self.call.inputs["attention_mask"].sum()) - sum(tape.lengths)) > 0:
+        given = int(self.call.inputs["attention_mask"].sum())
+        left = given - sum(tape.lengths)
+        if left > 0:
             self._unchecked["later tokens"] = f"{left:,} of them, since at most {MOST_TOKENS:,} of a row are judged"
         if not self.backward:
             notes += ("judged without a backward (--backward judges gradients too)",)
@@ -159,7 +161,8 @@ class LocateRun:
         device, record = self.session.device, self.dump.record
         self.call = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
         ids, real = self.call.inputs["sequences"], changes.attended(self.call)
-        self._columns = [of_row.nonzero().flatten()[:MOST_TOKENS] for of_row in real]
+        columns = [of_row.nonzero().flatten() for of_row in real]
+        self._columns = [of_row[:MOST_TOKENS] for of_row in columns]
         weights = (changes.next_tokens(self.call) & (real.cumsum(1)[:, 1:] <= MOST_TOKENS)).double()
         self._log_probs = torch.full(weights.shape, torch.nan, dtype=torch.float64)
         self._weights = weights / weights.sum().clamp(min=1)

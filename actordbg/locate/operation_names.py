@@ -79,7 +79,8 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
             if what == INPUT and not (added or missing):  # made earlier, and used here
                 made = [each for each in passed if _is_in(each, right.block)]
                 added, missing = ([call for each in made for call in part(each)] for part in (_ADDED, _MISSING))
-            near = (*missing, *added, *want[max(0, at - 1) : at + 2])
+            begin = max(0, at - 1)
+            near = (*missing, *added, *want[begin : at + 2])
             first = Difference(
                 what, left, right, tuple(added), tuple(missing),
                 before=at < scores[0] or (at == scores[0] and what in ("", INPUT)),
@@ -125,7 +126,8 @@ def _apart(own: Tensor, clean: Tensor, tolerance: float) -> bool:
     """Check whether two samples differ: by more than a part of their size, or, with no tolerance, by a bit."""
     if own.shape != clean.shape:
         return True
-    return bool((own - clean).square().mean().sqrt() > tolerance * clean.square().mean().sqrt())
+    apart, size = ((each.square().mean().sqrt()) for each in (own - clean, clean))
+    return bool(apart > tolerance * size)
 
 
 def named(first: Difference, layer: str, layout: TokenLayout, window: int | None) -> Operation:
@@ -207,7 +209,8 @@ def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | Non
     if bool((outside := more & ~same).any()):
         others = bool((layout.rows[of_query] >= 0)[outside].any())
         whose = "other rows" if others else "padding"
-        return "attention mask", f"queries see keys of {whose} ({int(outside.sum()):,} pairs)", others
+        many = int(outside.sum())
+        return "attention mask", f"queries see keys of {whose} ({many:,} pairs)", others
     pairs, verb = (less, "does not see") if bool(less.any()) else (more, "sees")
     query, key = pairs.nonzero()[0].tolist()
     at = int(layout.positions.flatten()[layout.judged][query]), int(layout.positions[of_query[query]][key])

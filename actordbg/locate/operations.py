@@ -71,7 +71,8 @@ class TokenLayout:
             values = values.flatten(0, 1)[at]
         elif values.dim() and values.shape[0] == batch * length:
             values = values[at]
-        return sample(values.detach()).to("cpu", torch.float64).nan_to_num(math.inf).clamp(_LOW, -_LOW)
+        drawn = sample(values.detach()).to("cpu", torch.float64)
+        return drawn.nan_to_num(math.inf).clamp(_LOW, -_LOW)
 
     def band(self, window: int | None) -> Tensor:
         """Return which keys queries see with a causal mask and a window of so many tokens: bool [B, S, S]."""
@@ -169,7 +170,8 @@ class Listing(TorchFunctionMode):
         result = func(*args, **kwargs)
         given = tensors[:1] if name == "setitem" else _floats(result)
         if name in _CASTS and given:
-            name = f"{CAST}{str(given[0].dtype).rpartition('.')[2]}" if given[0].dtype is not tensors[0].dtype else ""
+            to = given[0].dtype
+            name = f"{CAST}{str(to).rpartition('.')[2]}" if to is not tensors[0].dtype else ""
         if name and taken and given:
             call = Call(name, self._blocks[-1], _numbers(args, kwargs), tuple(taken))
             call.given = tuple(self.layout.sampled(each) for each in given)

@@ -69,7 +69,8 @@ def trend(values: Sequence[float]) -> Trend:
         return Trend(TOO_FEW)
     third = len(values) // 3
     first, last = median(values[:third]), median(values[-third:])
-    sigma = 1.4826 * median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2)
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    sigma = 1.4826 * median(steps) / math.sqrt(2)
     error = 1.2533 * sigma * math.sqrt(2 / third)
     word = FLAT if abs(last - first) <= 2 * error else FALLS if last < first else RISES
     return Trend(word, first, last, error)

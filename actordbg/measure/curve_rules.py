@@ -45,7 +45,8 @@ def _finite(curves: Curves) -> Iterator[Seen]:
     for name, curve in curves.metrics.items():
         known = name in quantities or is_loss(name) or is_held_out_score(name)
         if known and curve.nonfinite:
-            said = f"{quantities.get(name, name)} is NaN or infinite at {plural(len(curve.nonfinite), 'step')}"
+            many = plural(len(curve.nonfinite), "step")
+            said = f"{quantities.get(name, name)} is NaN or infinite at {many}"
             yield f"{said}, first at step {curve.nonfinite[0]}", curve.nonfinite[0], None, None
 
 
@@ -194,7 +195,8 @@ def _frozen(curves: Curves) -> Iterator[Seen]:
             continue
         longest = max(_equal_runs(curve), key=lambda run: run.count)
         value, count = longest.value, longest.count
-        given = len(f"{abs(value):.12g}".replace(".", "").strip("0"))
+        written = f"{abs(value):.12g}".replace(".", "")
+        given = len(written.strip("0"))
         # Rewards of 0 and 1, and rounded figures, repeat by chance; six digits do not.
         by_chance = count < 5 or given < 6
         throughout = digits is not None and given >= digits and count == len(curve.values)

@@ -103,12 +103,14 @@ class Curve:
 
     @property
     def late(self) -> float:
-        return median(self.values[-max(1, len(self.values) // 3) :])
+        many = max(1, len(self.values) // 3)
+        return median(self.values[-many:])
 
     @property
     def now(self) -> float:
         """Return the median of the last tenth."""
-        return median(self.values[-max(3, len(self.values) // 10) :])
+        many = max(3, len(self.values) // 10)
+        return median(self.values[-many:])
 
     def since(self, above: float) -> int:
         """Return the first step after which at most one value in ten is below a figure."""

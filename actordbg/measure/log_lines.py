@@ -180,7 +180,8 @@ def _read_text(log: TrainLog, stream: io.BufferedIOBase) -> None:
         if "%|" in text and (matches := list(_BAR.finditer(text))):
             begin = 0
             for match in matches:
-                name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
+                before = text[begin : match.start()]
+                name = before[-_TITLE:].strip().rstrip(":")
                 _read_bar(log, log.bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
         elif log.every or "loss" in text or (log.metric and log.metric in text):

@@ -44,7 +44,8 @@ class MemoryReader:
 def started(pid: int) -> int:
     """Return a live process's start time in clock ticks since boot; 0 if it is gone or dead."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = text.rpartition(")")[2].split()
     except OSError:
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])
@@ -63,7 +64,8 @@ def _sizes(pid: int, unshared: bool) -> tuple[int, int | None] | None:
     except OSError:
         return None
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        sizes_in_pages = Path(f"/proc/{pid}/statm").read_text().split()
+        pages = int(sizes_in_pages[1])
     except OSError:
         return None
     return (pages * os.sysconf("SC_PAGE_SIZE"), None) if pages else None

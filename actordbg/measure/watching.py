@@ -231,8 +231,10 @@ def growth_of(series: Sequence[tuple[float, int]], unit: str) -> Growth | None:
         return None
     slope, span = float(numpy.median(slopes)), float(x[-1] - x[0])
     residuals = y - slope * x
-    scatter = float(1.4826 * numpy.median(abs(residuals - numpy.median(residuals))))
-    half = _SURE * math.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / 2
+    away = abs(residuals - numpy.median(residuals))
+    scatter = float(1.4826 * numpy.median(away))
+    n = len(x)
+    half = _SURE * math.sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2
     ranks = math.floor(len(slopes) / 2 - half), math.ceil(len(slopes) / 2 + half)
     low, high = slopes[numpy.clip(ranks, 0, len(slopes) - 1)].tolist()
     grows = low > 0 and slope * span > max(SCATTERS * scatter, FLOOR)

@@ -112,7 +112,8 @@ def estimated(calls: Calls, answer: Answer) -> Iterator[EstimatedStep]:
         if first.record.role != "policy loss" or not all(call.estimates is not None for call in losses):
             continue
         estimates = np.concatenate([call.estimates for call in losses])
-        if not np.isfinite(estimates[estimates[:, COUNT] > 0, LOW : HIGH + 1]).all():
+        used = estimates[estimates[:, COUNT] > 0, LOW : HIGH + 1]
+        if not np.isfinite(used).all():
             continue  # `finite` says so
         if first.imported:
             if first.estimated is None:  # the laws of advantages ask one after another
@@ -255,8 +256,10 @@ def from_rewards(calls: Calls, answer: Answer) -> None:
         bad = (known & (np.abs(values - wanted) > off)).nonzero()[0]
         turned = bad.size > 0 and _share(-values[known], wanted[known]) > AGREE
         if step.imported and not turned:  # advantages may be clipped or shaped later; those of another row are neither
-            clipped = (wanted[bad] / values[bad] > 1) & (np.abs(values[bad]) >= np.abs(values[known]).max() - off)
-            bad = bad[(np.abs(values[bad, None] - wanted[known]) <= off).any(1) & ~clipped]
+            largest = np.abs(values[known]).max()
+            clipped = (wanted[bad] / values[bad] > 1) & (np.abs(values[bad]) >= largest - off)
+            of_another = (np.abs(values[bad, None] - wanted[known]) <= off).any(1)
+            bad = bad[of_another & ~clipped]
         for row in bad[:1]:
             others = step.imported or np.allclose(np.sort(values[known]), np.sort(wanted[known]), atol=off)
             said = f"the advantage of a row is {number(float(values[row]))}, and its reward gives {number(float(wanted[row]))}"
@@ -335,10 +338,11 @@ def from_returns(calls: Calls, answer: Answer) -> None:
         left = aa - 2 * (slope * ar + start * a) + slope**2 * rr + 2 * slope * start * r + count * start**2
         away = np.sqrt(np.maximum(left, 0.0) / count)
         answer.looked_at += len(step.rows)
-        bad = (away > 10 * OFF * max(math.sqrt(aa.sum() / n), OFF)).nonzero()[0]
+        size = math.sqrt(aa.sum() / n)
+        bad = np.flatnonzero(away > 10 * OFF * max(size, OFF))
         if len(bad):
             worst = int(away.argmax())
-            said = f"the advantages of a row are {number(float(away[worst]))} from what its returns give"
+            said = f"the advantages of a row are {number(away[worst])} from what its returns give"
             step.broken(answer, worst, f"{said}, in {len(bad)} of {plural(len(step.rows), 'row')}", float(away[worst]))
 
 
@@ -348,7 +352,8 @@ def _inside(values: Numbers, limits: Sequence[float]) -> bool:
 
 
 def _tolerance(*values: Numbers) -> float:
-    return OFF * max([1.0, *(float(np.abs(each).max(initial=0.0)) for each in values)])
+    largest = [float(np.abs(each).max(initial=0.0)) for each in values]
+    return OFF * max([1.0, *largest])
 
 
 def advantages(calls: Calls, answer: Answer) -> None:

@@ -47,7 +47,9 @@ class SummedStep:
     @property
     def sums(self) -> str:
         """Say what the losses are, and what they should be."""
-        return f"{self.words}: its losses add up to {number(self.given.sum())}, their {self.means} is {number(self.wanted.sum())}"
+        given, wanted = self.given.sum(), self.wanted.sum()
+
+        return f"{self.words}: its losses add up to {number(given)}, their {self.means} is {number(wanted)}"
 
 
 def summed(calls: Calls, answer: Answer) -> Iterator[SummedStep]:

@@ -45,11 +45,13 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
     labels = call.array("labels")
     if labels is not None and labels.shape == sequences.shape:
         counted = (labels != -100) & (np.arange(labels.shape[1]) > 0)
-        moved = [by for by in (-1, 1) if (~counted | (labels == shifted(sequences, by))).all()]
+        fits = {by: ~counted | (labels == shifted(sequences, by)) for by in (-1, 1)}
+        moved = [by for by, where in fits.items() if where.all()]
         how = f"shifted by {moved[0]:+}, and the model shifts them itself" if moved else "not the tokens of their row"
         answer.rows(call, (counted & (labels != sequences)).any(1), f"labels are {how}")
-    padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
-    answer.rows(call, padded, "the action mask covers padding: it is shifted")
+    width = mask.shape[1]
+    padded = call.active & ~real[:, -width:]
+    answer.rows(call, padded.any(1), "the action mask covers padding: it is shifted")
     around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
     between = around[0] & around[1][:, ::-1] & ~real
     padding = sequences[~real & ~between]  # what a trainer pads with, within a row too

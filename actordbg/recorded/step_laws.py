@@ -180,8 +180,9 @@ def of_other_rows(calls: Calls, answer: Answer) -> None:
         for name, said, own in _of_others(known, answer):
             answer.looked_at += len(rows)
             nearest: dict[int, tuple[float, int]] = {}
-            for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0].tolist():
-                others = np.where(np.isfinite(own + said[at]).sum(1) >= ALIKE, _apart(said[at], own), np.inf)
+            far = (_apart(said, own) > FAR) & (_finite_ones(own) >= ALIKE)
+            for at in np.flatnonzero(far).tolist():
+                others = np.where(_finite_ones(own + said[at]) >= ALIKE, _apart(said[at], own), np.inf)
                 nearest[at] = float(others.min() / others[at]), int(others.argmin())
             near = [at for at, (share, _) in nearest.items() if share < NEARER]
             # rows that are far from their own for another reason have few near ones, which do not change places
@@ -219,6 +220,11 @@ def _blame_the_loss(answer: Answer) -> None:
     """Name the trainer where the log-probs of both sides are off against those of the loss: these came later."""
     if {ROLLOUT, TRAINER} <= {finding.side for finding in answer.found}:
         answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
+
+
+def _finite_ones(values: Numbers) -> Numbers:
+    """Count the finite values of each row [R]."""
+    return np.isfinite(values).sum(1)
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:

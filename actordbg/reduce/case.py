@@ -130,7 +130,8 @@ class FaultCase(StoredRecord):
     @property
     def key(self) -> str:
         """A digest of all of it."""
-        return hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(vars(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def tokens(self) -> int:

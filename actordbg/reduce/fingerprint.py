@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from actordbg.base.units import first_line
 from actordbg.compare.comparing import tokens_outside
 from actordbg.judge.check import CheckedReplay
 from actordbg.locate.rules import OPERATION, PLACES
@@ -106,7 +107,7 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
 def _of_failure(result: ResultRecord) -> Fingerprint:
     text = result.error or ""
     if result.status == HUNG:
-        where = re.sub(r" since [^;:]*", "", text.partition("\n")[0]).partition(": ")[0]
+        where = re.sub(r" since [^;:]*", "", first_line(text)).partition(": ")[0]
         where = where or "no progress"
         return Fingerprint(HANG, f"it hangs: {where}")
     if result.status == CRASHED:

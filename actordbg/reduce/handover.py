@@ -75,7 +75,8 @@ def script_of(record: Reduction, fixed: str | None = None) -> Script:
         )
     gone = None if fixed is None else run_fresh(text, case, fixed)
     if gone is not None and gone[0] != 0:
-        raise BadResult(f"the script exits with {gone[0]} under {fixed}\n{gone[1][-2000:]}", hint="is the fault gone there?")
+        code, said = gone
+        raise BadResult(f"the script exits with {code} under {fixed}\n{said[-2000:]}", hint="is the fault gone there?")
     return Script(text, output, gone and gone[0])
 
 
@@ -145,7 +146,8 @@ def issue_text(record: Reduction, script: Script) -> str:
 
 def _happens(record: Reduction) -> str:
     case = record.case
-    laws = f" Broken invariances: {in_markdown(', '.join(record.fingerprint.laws))}." if record.fingerprint.laws else ""
+    broken = in_markdown(", ".join(record.fingerprint.laws))
+    laws = f" Broken invariances: {broken}." if broken else ""
     weights = "random weights from a seed" if case.config else "the checkpoint's weights"
     return f"{in_markdown(record.fingerprint.said, leading=True)}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
 

@@ -142,7 +142,8 @@ def _constants(case: FaultCase, weights: float | None, private: bool, body: str)
         yield f'IDS = """\n{ids}\n"""'
         yield "ROWS = [[int(token) for token in line.split()] for line in IDS.strip().splitlines()]"
     else:
-        yield f"ROWS = {_literal([list(row) for row in case.rows], 7)}"
+        rows = [list(row) for row in case.rows]
+        yield f"ROWS = {_literal(rows, 7)}"
     unit = "nats" if case.kind == DIFFERENCE else "of the norm"
     values = {
         "WEIGHTS": f"{weights!r}  # the sum of all weights",

@@ -45,7 +45,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         except EOFError:
             process.join()
             number = process.exitcode or 0
-            answers.append({"status": DIED, "error": signal.Signals(-number).name if number < 0 else f"exit code {number}"})
+            ended = signal.Signals(-number).name if number < 0 else f"exit code {number}"
+            answers.append({"status": DIED, "error": ended})
     for process, pipe in ranks:
         with suppress(ProcessLookupError):  # and what it started
             os.killpg(process.pid or 0, signal.SIGKILL)

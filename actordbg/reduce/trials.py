@@ -88,7 +88,8 @@ class Trials(contextlib.ExitStack):
         if case.checkpoint not in self._versions:
             require_consent(case.checkpoint or TINY)
             self._versions[case.checkpoint] = sorted(versions_of(case.checkpoint or TINY).items())
-        key = hashlib.sha256(f"{case.key}{source}{self._versions[case.checkpoint]}".encode()).hexdigest()[:16]
+        versions = self._versions[case.checkpoint]
+        key = hashlib.sha256(f"{case.key}{source}{versions}".encode()).hexdigest()[:16]
         if not again and key in self._known:
             return self._known[key]
         if not again and (self.count >= self._most or time.monotonic() > self._until):

@@ -170,7 +170,7 @@ class GroupRun:
             stops=replay.stops,
         )
         path = self.folder / f"work-{self.group.start}-{self.attempt}.json"
-        atomic_write(path, order.to_json().encode())
+        atomic_write(path, order.to_json())
         return path
 
     def step(self) -> None:
@@ -228,7 +228,8 @@ class GroupRun:
 
     def _read_journals(self) -> None:
         # in a group that records no results, each rank runs alone, and another lone rank records that input
-        only_follows = all(rank % self.spec.config.lane_width for rank in self.group)
+        width = self.spec.config.lane_width
+        only_follows = all(rank % width for rank in self.group)
         for view in self._views:
             for event in view.poll(self.attempt):
                 kind, follows = event["event"], event["event"] == "filled" and event.get("follows")

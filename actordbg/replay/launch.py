@@ -227,10 +227,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
-    mark = f"{MARK}={os.urandom(8).hex()}"
+    own = os.urandom(8).hex()
+    mark = f"{MARK}={own}"
     with open(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         log.chmod(0o600)
-        file.write(f"$ {' '.join(command)}\n".encode())
+        line = f"$ {' '.join(command)}\n"
+        file.write(line.encode())
         file.flush()
         try:
             process = subprocess.Popen(

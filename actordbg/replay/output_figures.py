@@ -41,7 +41,8 @@ def summarise(outcome: ForwardOutcome) -> dict[str, Any]:
     values, mask, entropy = outcome.log_probs.detach().float().contiguous(), outcome.mask.bool(), outcome.entropy
     chosen = values[mask].double()
     finite = chosen[chosen.isfinite()]
-    nonfinite, outside = chosen.numel() - finite.numel(), int((~values.isfinite() & ~mask).sum())
+    masked_out = ~values.isfinite() & ~mask
+    nonfinite, outside = chosen.numel() - finite.numel(), int(masked_out.sum())
     fields: dict[str, Any] = {
         "logprob_count": chosen.numel(),
         "nonfinite": nonfinite,

@@ -161,7 +161,8 @@ def find_calls(rows: Iterable[Row], lanes: int) -> Calls:
     calls: Calls = Calls()
     actors: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:  # an instance is called actor0-<token of the process>
-        actors[row.run, row.role, row.instance.partition("-")[0] if row.instance else None].append(row)
+        name = row.instance.partition("-")[0] if row.instance else None
+        actors[row.run, row.role, name].append(row)
     for own in actors.values():
         ranks = sorted({row.rank for row in own})
         if len({sum(rank % lanes == lane for rank in ranks) for lane in range(lanes)}) == 1:

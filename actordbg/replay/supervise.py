@@ -113,7 +113,7 @@ def run_replay(
                 make_folder(folder)
                 if spec.config.keep_tensors or spec.config.keep_gradients:
                     make_folder(folder / TENSORS)
-                atomic_write(folder / SPEC, spec.to_json().encode())
+                atomic_write(folder / SPEC, spec.to_json())
             supervisor = Supervisor(folder, spec, on_event=on_event, **options)
         except OSError as error:
             for made in (folder / TENSORS, folder):  # without a specification it cannot be resumed
@@ -332,7 +332,8 @@ def is_whole(folder: Path, record: ResultRecord) -> bool:
     """Check whether a result's tensors reached the disk: after a power cut or on a full disk, they may lag the journal."""
     size = record.extra.get(KEPT_BYTES)
     try:
-        return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size
+        kept = folder / TENSORS / f"{record.dump_id}.safetensors"
+        return size is None or kept.stat().st_size == size
     except OSError:
         return False
 

@@ -125,7 +125,8 @@ def mailbox_of(work: Path) -> Path:
 
 def announce(work: Path, following: Path | None) -> None:
     """Give the workers that finished `work` their next order. None: they may leave."""
-    atomic_write(mailbox_of(work), json.dumps({"work": None if following is None else str(following)}).encode())
+    letter = {"work": None if following is None else str(following)}
+    atomic_write(mailbox_of(work), json.dumps(letter))
 
 
 def await_next(work: Path) -> Path | None:

@@ -114,7 +114,8 @@ def _moved(old: GroupState, new: GroupState) -> Iterator[Finding]:
     if (share := min(_share(each, moves) for each in off)) > SHARE:
         sure = abs(update) > 100 * _ULP * abs(p)
         ratios = ((p - decays[0] - q) / np.where(sure, update, 1.0))[sure]
-        times = f", {number(float(np.median(ratios)), 3)} times it" if len(ratios) else ""
+        middle = float(np.median(ratios)) if len(ratios) else 0.0
+        times = f", {number(middle, 3)} times it" if len(ratios) else ""
         words = f"parameters did not move by what Adam's state and learning rate {old.lr:g} give{times}"
         yield broken("update", f"{words}, in {100 * share:.0f} % of the elements")
 

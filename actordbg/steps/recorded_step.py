@@ -222,8 +222,9 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     joined = []
     for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
         about = f"the loss {loss.record.dump_id}"
-        if not str(loss.record.actor.get("function")).startswith(_REPLAYED):
-            text = f"{about} is {loss.record.actor.get('function')}, and only losses of {TRAINER.package} are replayed"
+        function = str(loss.record.actor.get("function"))
+        if not function.startswith(_REPLAYED):
+            text = f"{about} is {function}, and only losses of {TRAINER.package} are replayed"
             raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
         if loss.terms is None:
             raise Unsupported(f"{about} has a formula that is not known: {loss.record.actor.get('function')}", hint=_RECORD)

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 
 from actordbg.base.errors import Unsupported
-from actordbg.base.units import new_replay_id, plural
+from actordbg.base.units import first_line, new_replay_id, plural
 from actordbg.compare.same_weights import WeightsMet, weights_met
 from actordbg.config.replay_config import ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -120,7 +120,7 @@ def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: C
             for name, own in sides.items():
                 warm.share((own.backend, own.nproc))
                 make_folder(folder / name)
-                atomic_write(folder / name / PLAN, json.dumps(asdict(_plan(step, own))).encode())
+                atomic_write(folder / name / PLAN, json.dumps(asdict(_plan(step, own))))
                 spec = ReplaySpec(f"{folder.name}-{name}", now_timestamp(), own, inputs, command="step")
                 outcome = run_replay(store, spec, on_event, folder=folder / name, deal=False, warm=warm)
                 results[name] = _side(outcome, inputs)
@@ -149,7 +149,7 @@ def _side(outcome: ReplayOutcome, inputs: Sequence[ReplayInput]) -> Side:
     failed = [result for result in results if result is None or result.status != PASSED]
     if failed:
         text = "the replay ended early" if failed[0] is None else failed[0].error or failed[0].status
-        return Side(failed=text.strip().partition("\n")[0], resolved=outcome.resolved)
+        return Side(failed=first_line(text), resolved=outcome.resolved)
     kept = (outcome.folder / TENSORS / f"{item.dump_id}.safetensors" for item in inputs)
     log_probs = tuple(safetensors.numpy.load_file(path)["log_probs"] for path in kept)
     return Side(tuple(result.extra[STEP] for result in results if result is not None), log_probs, outcome.resolved)

@@ -69,7 +69,7 @@ def step_page(figures: StepFigures, others: Calls, texts: Texts | None = None) -
         return blocks
     noise = figures.moved(figures.reference)
     blocks.append(Heading("Rollout and trainer", 2))
-    worst = sorted(pairs, key=lambda pair: -float(np.abs(np.where(pair.mask, pair.apart, 0.0)).max()))
+    worst = sorted(pairs, key=lambda pair: np.abs(pair.apart).max(where=pair.mask, initial=0.0), reverse=True)
     charts = [tokens_chart(replace(pair, limit=_ROUNDS * noise), texts) for pair in worst[:4]]
     charts += [by_position(pairs, noise), by_step([*(each.loss for each in figures.step.micro_batches), *others], noise)]
     return [*blocks, *(chart for chart in charts if chart is not None)]

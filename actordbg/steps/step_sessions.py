@@ -113,10 +113,12 @@ class _Objective:
         total: Tensor = summed / tokens if by_token else summed / mask.sum().clamp(min=1) / self._plan.rows
         self.loss += float(total.detach())
         if self._facts.get("kl.use_loss") and self._facts.get("kl.init_coef"):
-            total = total + float(self._named["kl_ctl"]) * self._kl(named).where(mask, 0.0).sum() / tokens
+            kl = self._kl(named).where(mask, 0.0).sum() / tokens
+            total = total + float(self._named["kl_ctl"]) * kl
         if coefficient := self._facts.get("entropy_coef"):
             log_softmax = torch.log_softmax(logits, -1)
-            negated = (log_softmax.exp() * log_softmax).sum(-1).where(mask[0], 0.0).sum()
+            each = (log_softmax.exp() * log_softmax).sum(-1)
+            negated = each.where(mask[0], 0.0).sum()
             self.entropy -= float(negated.detach())
             total = total + coefficient * negated / tokens
         return total

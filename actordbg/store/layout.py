@@ -81,7 +81,7 @@ class Store(StoreFiles):
         hint = "name a writable folder with --store DIR or ACTORDBG_STORE"
         with system_errors(StoreProblem, f"cannot make a store in {self.root}", hint):
             make_folder(self.root)
-            atomic_write(self.format_path, json.dumps({"format": FORMAT}).encode() + b"\n")
+            atomic_write(self.format_path, json.dumps({"format": FORMAT}) + "\n")
         return self
 
     def require_writable(self, *, room: bool = True) -> Store:
@@ -189,7 +189,7 @@ class Store(StoreFiles):
         """Write or replace a file of this store atomically and return its path; StoreProblem if it cannot be written."""
         hint = "check the folder's permissions and the free space of its disk"
         with system_errors(StoreProblem, f"cannot write {path}", hint):
-            atomic_write(path, text.encode())
+            atomic_write(path, text)
         return path
 
     def relative(self, path: Path) -> str:

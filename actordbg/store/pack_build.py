@@ -163,7 +163,8 @@ class PackWriter:
                 line, payload = pack.read(dump_id)
                 if (hashlib.sha256(line).digest(), hashlib.sha256(payload).hexdigest()) != (line_digest, payload_sha256):
                     raise damaged(f"{dump_id}: unpacking does not restore what was packed")
-            first = next(iter(self._expected))[:15].rstrip("._+-")
+            first = next(iter(self._expected))
+            first = first[:15].rstrip("._+-")
             path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
             if self.arrived:
                 os.utime(self._temporary, (self.arrived, self.arrived))

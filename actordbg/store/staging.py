@@ -159,7 +159,7 @@ class Fetched:
     def _write_origin(self, path: str) -> None:
         """Write the `origin_file` of a record that is about to appear here: it says which URL the record comes from."""
         if _NEEDS_ORIGIN.fullmatch(path):
-            atomic_write(origin_file(self.folder / path), self.url.encode())
+            atomic_write(origin_file(self.folder / path), self.url)
 
 
 class Mirror(Fetched):
@@ -276,7 +276,7 @@ class Mirror(Fetched):
             self._note_equal(path, remote)
 
     def _write_manifest(self) -> None:
-        atomic_write(self._manifest_path, json.dumps({"url": self.url, "equal": dict(self._equal)}).encode())
+        atomic_write(self._manifest_path, json.dumps({"url": self.url, "equal": dict(self._equal)}))
 
 
 class Pusher:

@@ -178,7 +178,8 @@ def require_inert(dump: Dump, log_probs: Tensor, mask: Tensor) -> None:
     which, same = ", ".join(unknown), False
     if recorded is not None and recorded.shape == log_probs.shape:
         counted = mask.cpu()
-        same = equal(log_probs.detach().to(recorded.dtype).cpu()[counted], recorded[counted])
+        ours = log_probs.detach().to(recorded.dtype).cpu()
+        same = equal(ours[counted], recorded[counted])
     if not same:
         why = (
             "no log-probs were recorded"

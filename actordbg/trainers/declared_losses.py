@@ -75,7 +75,8 @@ def _nemo_weights(loss: Any, known: Mapping[str, Any], counted: Any, mask: Any) 
     weights = weights.detach().nan_to_num(0.0, 0.0, 0.0)
     low, high = loss.truncated_importance_sampling_ratio_min, loss.truncated_importance_sampling_ratio
     if how == "seq-mask-tis":
-        means = ((apart.nan_to_num(0.0, 0.0, 0.0) * counted).sum(1, keepdim=True) / counted.sum(1, keepdim=True)).exp()
+        sums = (apart.nan_to_num(0.0, 0.0, 0.0) * counted).sum(1, keepdim=True)
+        means = (sums / counted.sum(1, keepdim=True)).exp()
         return weights * (_within(means, low, high, clips=False) > 0)
     return weights if how is None else _within(weights, low, high, clips=how == "tis")
 
@@ -132,7 +133,8 @@ def behind(batch: Mapping[str, Any], values: Sequence[Any] | None) -> Any:
     if values is None:
         return None
     longest, rows = max(batch["total_lengths"]), zip(values, batch["total_lengths"], batch["response_lengths"], strict=True)
-    return torch.stack([torch.nn.functional.pad(of, (total - count - 1, longest - total)) for of, total, count in rows])
+    padded = [torch.nn.functional.pad(of, (total - count - 1, longest - total)) for of, total, count in rows]
+    return torch.stack(padded)
 
 
 def listed_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:

@@ -58,7 +58,8 @@ class _WaitingFinder(MetaPathFinder):
             action()
         if fullname not in self.after:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # a similar finder (`actordbg run`) gets its turn
+        place = sys.meta_path.index(self)
+        behind = sys.meta_path[place + 1 :]  # a similar finder (`actordbg run`) gets its turn
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

@@ -48,7 +48,9 @@ def _scores(output: Any) -> Scores:
     """Read the log-probs of actions, or of all tokens; entropies cover all positions, and are cut to the log-probs."""
     log_probs = output.get("action_log_probs", output["log_probs"])
     entropy = output.get("entropy")
-    return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] :])
+    if entropy is not None:
+        entropy = entropy[:, -log_probs.shape[1] :]
+    return Scores(log_probs, entropy)
 
 
 def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:

@@ -91,14 +91,18 @@ def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
     if logits.shape[0] != ids.shape[0] or ids.shape[1] - logits.shape[1] not in (0, 1):
         raise ValueError(f"logits of {tuple(logits.shape[:2])} positions for ids of {tuple(ids.shape)}")
     log_probs = log_probs_of(logits, ids, rows.temperature)
-    return Scores(log_probs if actions is None else log_probs[:, -actions.shape[1] :] * actions)
+    if actions is not None:
+        width = actions.shape[1]
+        log_probs = log_probs[:, -width:] * actions
+    return Scores(log_probs)
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
     """Compute log-probs [B, S-1] of the next ids in float32, a few positions at a time: no second tensor of the logits' size."""
     parts = []
     for at in range(0, ids.shape[1] - 1, _POSITIONS):
-        some = logits[:, at : min(at + _POSITIONS, ids.shape[1] - 1)].float() / temperature
+        end = min(at + _POSITIONS, ids.shape[1] - 1)
+        some = logits[:, at:end].float() / temperature
         following = ids[:, at + 1 : at + 1 + some.shape[1], None]
         parts.append(some.gather(-1, following).squeeze(-1) - some.logsumexp(-1))
     return torch.cat(parts, 1)

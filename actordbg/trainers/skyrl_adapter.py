@@ -31,7 +31,9 @@ def _scores(output: Any) -> Scores:
         return Scores(output)
     log_probs, inner = output
     entropy = inner.get("entropy")
-    return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] - 1 : -1])
+    if entropy is not None:
+        entropy = entropy[:, -log_probs.shape[1] - 1 : -1]
+    return Scores(log_probs, entropy)
 
 
 _CORRECTIONS = (

@@ -98,16 +98,19 @@ def _like(value: torch.Tensor, tensor: Any) -> Any:
     return type(tensor.detach()).from_local(value.to(tensor.device), tensor.device_mesh, tensor.placements, **places)
 
 
+def _in_fp32(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the parameter itself if it is fp32, else a copy in fp32 that is stepped in its place."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    return parameter.detach().float().clone().requires_grad_()
+
+
 class AdamSteps:
     """torch's AdamW over a model's parameters, or over fp32 copies of them where they have a lower dtype."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], training: Training) -> None:
         self.training = training
-        self._pairs = [
-            (p, p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_())
-            for p in parameters
-            if p.requires_grad
-        ]
+        self._pairs = [(each, _in_fp32(each)) for each in parameters if each.requires_grad]
         # one tensor at a time: parameters on different meshes cannot be stepped together
         stepped = [stepped for _, stepped in self._pairs]
         self.optimizer = torch.optim.AdamW(stepped, foreach=False, **training.adam)

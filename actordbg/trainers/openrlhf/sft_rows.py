@@ -56,7 +56,8 @@ def sft_rows(source: Path, model: str, max_len: int, most: int) -> Iterator[dict
     for at in islice(range(len(made)), most):
         ids, mask, loss_mask = (part.squeeze(1) for part in made.collate_fn([made[at]]))
         if loss_mask.any():
-            yield {"sequences": ids, "attention_mask": mask.long(), "action_mask": loss_mask[:, :-1].bool()}
+            actions = loss_mask[:, :-1].bool()
+            yield {"sequences": ids, "attention_mask": mask.long(), "action_mask": actions}
 
 
 def _loaded(source: Path) -> Any:

@@ -107,4 +107,4 @@ def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], resul
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
     who = (run, socket.gethostname(), os.getpid(), number, now_timestamp())
     trajectory = Trajectory(*who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges)
-    atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json().encode())
+    atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json())

@@ -87,11 +87,11 @@ class AsyncLLMEngine:
                 return_dict_in_generate=True,
                 output_logits=True,
             )
-        tokens = generated.sequences[0, ids.shape[1] :].tolist()
-        chosen = [
-            {token: SimpleNamespace(logprob=float((logits[0].float() / params.temperature).log_softmax(-1)[token]))}
-            for token, logits in zip(tokens, generated.logits, strict=True)
-        ]
+        begin = ids.shape[1]
+        tokens = generated.sequences[0, begin:].tolist()
+        log_probs = [(logits[0].float() / params.temperature).log_softmax(-1) for logits in generated.logits]
+        of_tokens = [float(values[token]) for token, values in zip(tokens, log_probs, strict=True)]
+        chosen = [{token: SimpleNamespace(logprob=value)} for token, value in zip(tokens, of_tokens, strict=True)]
         text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
         reason, named = "stop" if stopped else "length", chosen if params.logprobs is not None else None

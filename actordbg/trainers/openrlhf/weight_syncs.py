@@ -174,7 +174,7 @@ def _publish(
         run, 0, socket.gethostname(), os.getpid(), number, step if type(step) is int else None, timestamp=now_timestamp(),
         seconds=round(seconds, 3), engines=engines, parameters=record,
     )  # fmt: skip
-    atomic_write(StoreFiles(root).root / SYNCS / run / sync.name, sync.to_json().encode())
+    atomic_write(StoreFiles(root).root / SYNCS / run / sync.name, sync.to_json())
 
 
 def _answer(results: Any) -> EngineAnswer:
