@@ -124,6 +124,12 @@ RULES = {
             "zero gradients and step only after the last micro-batch",
         ),
         (
+            "micro-batch left out",
+            "a micro-batch's gradient is not applied",
+            "every micro-batch's gradient is applied",
+            "look for what skips a backward, or zeroes gradients between two",
+        ),
+        (
             "gradient twice",
             "a micro-batch's gradient is accumulated twice",
             "a gradient is applied once",

@@ -43,7 +43,7 @@ class Side:
     resolved: the configuration that its workers reported. failed: why an input did not pass; "" if all did.
     """
 
-    figures: tuple[dict[str, float], ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
     log_probs: tuple[Numbers, ...] = ()
     resolved: dict[str, Any] | None = None
     failed: str = ""
@@ -58,9 +58,14 @@ class Side:
         """The norm of the gradient of each place alone, on the reference's side."""
         return [each["alone"] for each in self.figures if "alone" in each]
 
+    @property
+    def with_whole(self) -> list[float]:
+        """The product of each such gradient and the whole step's."""
+        return next((each["with_whole"] for each in reversed(self.figures) if "with_whole" in each), [])
+
     def total(self, divided_by: float = 1.0) -> float:
         """Return the sum of its losses, divided."""
-        return sum(each["loss"] for each in self.figures) / divided_by
+        return float(sum(each["loss"] for each in self.figures) / divided_by)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from actordbg.trainers.trainer import TRAINER
 
 _KL_WEIGHT = 10.0
 """Largest importance weight in the gradient of an unbiased KL penalty (the trainer's KL_IS_WEIGHT_CLIP)."""
+_FOLDED = 1 << 24
+"""Elements of a folded gradient: as many gradients as a step has places do not fit in memory."""
 
 
 class StepSession(TrainingSession):
@@ -59,6 +61,7 @@ class ReferenceSession(TruthSession):
         super().__init__(config, defaults, model_cache)
         self.together, self._plan = plan.ranks, plan
         self._total: dict[str, Tensor] = {}
+        self._folded: list[Tensor] = []
 
     def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
         """Add a micro-batch's gradient; return its log-probs [B, A], its part of the step's loss, and its seconds."""
@@ -69,18 +72,45 @@ class ReferenceSession(TruthSession):
         outcome = self._rows(call, forward, True, objective=objective)
         return outcome.log_probs, {"loss": objective.loss, ENTROPY: objective.entropy}, outcome.forward_s
 
-    def norms(self, *, last: bool) -> dict[str, float]:
-        """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step."""
+    def norms(self, *, last: bool) -> dict[str, Any]:
+        """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step.
+
+        `with_whole`: beside the latter, the product of each place's gradient and the whole step's.
+        """
         own = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         for name, gradient in own.items():
             self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
-        figures = {"alone": _norm(own)} | ({"grad_norm": _norm(self._total)} if last else {})
+        self._folded.append(_folded(self.model))
+        figures: dict[str, Any] = {"alone": _norm(own)}
+        if last:
+            whole = sum(each.double() for each in self._folded)
+            figures |= {"grad_norm": _norm(self._total), "with_whole": [float(each.double() @ whole) for each in self._folded]}
         self.model.zero_grad(set_to_none=True)
         return figures
 
 
 def _norm(gradients: dict[str, Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in gradients.values()))
+
+
+def _folded(model: torch.nn.Module) -> Tensor:
+    """Return a model's gradient as at most `_FOLDED` elements, float32 on the CPU. Products of two are those of the gradients:
+    exactly if nothing is folded, else to about 1/4000 of their norms, as each fold adds with random signs (a count sketch).
+    """
+    whole, at = sum(each.numel() for each in model.parameters()), 0
+    size, device = min(_FOLDED, whole), next(model.parameters()).device
+    signs = torch.randint(2, (size + whole // size,), generator=torch.Generator().manual_seed(0)).to(device) * 2.0 - 1
+    folded = torch.zeros(size, device=device)
+    for parameter in model.parameters():
+        left = torch.empty(0, device=device) if parameter.grad is None else parameter.grad.flatten()
+        end = at + parameter.numel()
+        while len(left):
+            fold, place = divmod(at, size)
+            part, left = left[: size - place], left[size - place :]
+            folded[place : place + len(part)] += part * signs[fold + place :][: len(part)]
+            at += len(part)
+        at = end
+    return folded.cpu()
 
 
 class _Objective:

@@ -51,6 +51,8 @@ FAR, WORST = 5.0, 0.3
 UNKNOWN = "unknown"
 """The name of a fault that nothing known explains."""
 
+CHANCE = 0.1
+"""Largest share of the norms between those with a micro-batch left out and doubled that one of them would explain, by chance."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
@@ -211,6 +213,7 @@ def of_norm(figures: StepFigures) -> Finding | None:
     if not (0 < recorded < math.inf and 0 < factor * whole < math.inf):
         return broken(UNKNOWN, f"{said}; no known fault explains it")
     cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
+    cases = cases or _of_one_place(figures, recorded / factor, tolerance)
     if cases:
         words = "; or ".join(dict.fromkeys(words for _, _, words in cases))
         return broken(cases[0][0], f"{words}: {said}")
@@ -232,10 +235,6 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
         )
         yield "first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"
     yield "gradient twice", 2 * whole, "each micro-batch's gradient is accumulated twice"
-    if step.places == 2:
-        for at, (own, other) in enumerate((alone, alone[::-1])):
-            twice = math.sqrt(max(0.0, 2 * whole**2 + 2 * own**2 - other**2))  # |2 a + b|, of |a + b|, |a| and |b|
-            yield "gradient twice", twice, f"the gradient of micro-batch {at} is accumulated twice"
     if step.ranks > 1:
         yield "sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"
         yield "ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"
@@ -248,6 +247,19 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
     scale = round(math.log2(ratio / (factor * whole)))
     if scale >= 8:
         yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, was not divided out of the gradient"
+
+
+def _of_one_place(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
+    """Return the micro-batch that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can."""
+    known, whole = list[tuple[str, float, str]](), figures.reference.grad_norm
+    for at, (own, product) in enumerate(zip(figures.reference.alone, figures.reference.with_whole, strict=True)):
+        without, twice = (math.sqrt(max(0.0, whole**2 + own**2 + sign * 2 * product)) for sign in (-1, 1))
+        known.append(("micro-batch left out", without, f"the gradient of micro-batch {at} is left out"))
+        known.append(("gradient twice", twice, f"the gradient of micro-batch {at} is accumulated twice"))
+    norms = [each for _, each, _ in known]
+    fits = [case for case in known if near(norm, case[1], tolerance)]
+    by_chance = 2 * tolerance * sum(norms) / (max(norms) - min(norms) or math.nan)
+    return fits if len(fits) == 1 and by_chance < CHANCE else []
 
 
 def norm_limit(figures: StepFigures) -> float:

@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, first twice, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, first twice, no middle, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
     clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -71,28 +71,24 @@ class RecordedRun:
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
-        alone, firsts = [], torch.zeros(0)
-        figures = []
-        summed = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        alone, figures = [], []
         for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
             part = self._terms(batch, clipped=True).sum() / total
             bonus = 0.1 * entropy / total if self.entropy else 0.0
             (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0) - bonus).backward()
             figures.append({"loss": float(part.detach()), "entropy": float(entropy.detach())})
             if rank == self.ranks - 1:
-                own = [parameter.grad.clone() for parameter in model.parameters()]
-                summed = [held + each for held, each in zip(summed, own, strict=True)]
-                flat = torch.cat([each.flatten() for each in own])
-                firsts = firsts if alone else flat
-                alone.append(float(flat.norm()))
-                figures[-1]["alone"] = alone[-1]
+                alone.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+                figures[-1]["alone"] = float(alone[-1].norm())
                 model.zero_grad()
-        whole = float(torch.cat([each.flatten() for each in summed]).norm())
-        figures[-1]["grad_norm"] = whole
+        total_gradient = sum(alone)
+        whole = float(total_gradient.norm())
+        figures[-1] |= {"grad_norm": whole, "with_whole": [float(each @ total_gradient) for each in alone]}
         log_probs = tuple(batch["log_probs"].detach().numpy() - moved for _, _, batch in batches)
         self.reference = Side(tuple(figures), log_probs, {})
-        first_twice = float(torch.cat([each.flatten() for each in summed]).add(firsts).norm())
-        norms = {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None, "first twice": first_twice}
+        norms = {"all": whole, "last": figures[-1]["alone"], "twice": 2 * whole, "missing": None}
+        middle = alone[len(alone) // 2]
+        norms |= {"first twice": float((total_gradient + alone[0]).norm()), "no middle": float((total_gradient - middle).norm())}
         norms |= {"clipped": 1.0, "scaled": 65536 * whole, "a third": whole / 3}
         self._publish(batches, total, norms[self.applied])
 
