@@ -22,7 +22,7 @@ from pathlib import Path
 
 from actordbg.api.desk import Desk
 from actordbg.api.run_files import in_file
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import ActordbgError, CorruptDump, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG
@@ -30,7 +30,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.dumps.archives import HEAD
 from actordbg.dumps.containers import JSON_LINES, UNKNOWN, container_of
-from actordbg.dumps.importer import Import, reading
+from actordbg.dumps.importer import Import, files_below, reading
 from actordbg.dumps.layouts import columns_of
 from actordbg.dumps.rows_import import RowFile
 from actordbg.formats.dump_record import FORWARD, DumpRecord
@@ -118,8 +118,8 @@ class Follower:
         """Read what is new, and return what is found for the first time."""
         before, self.looks, self.quiet = len(self.seen), self.looks + 1, self.quiet + 1
         for path in self.paths:
-            for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
-                with contextlib.suppress(OSError):
+            for each in files_below(path):
+                with contextlib.suppress(OSError, CorruptDump):  # a state that is being written ends in the middle
                     if each.is_file():
                         file = self.files.setdefault(each.stat().st_ino, _File(each))
                         file.path = each  # a log that is rotated has another name then

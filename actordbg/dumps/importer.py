@@ -128,6 +128,21 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     return [Path(where[dump_id]) for dump_id in ids if dump_id is not None]
 
 
+def files_below(path: Path) -> list[Path]:
+    """List a file, or what is below a folder in order of name, but what is in a store there: no trainer wrote that."""
+    if not path.is_dir():
+        return [path]
+    below = sorted(path.rglob("*"))
+    stores = [each.parent for each in below if each.name == "FORMAT" and each.parent != path and _is_store(each.parent)]
+    return [each for each in below if not any(store in each.parents for store in stores)]
+
+
+def _is_store(folder: Path) -> bool:
+    with contextlib.suppress(StoreProblem):
+        return Store(folder).require().exists()
+    return False
+
+
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """List the files to import, each once, in order of name: files as given; in folders those that may hold a dump or rows by
     their first bytes, and, so that a bad one is named, those with a pickle's suffix.
@@ -136,9 +151,9 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist", hint="name a file of a run, or a folder of such files")
-        files.update(dict.fromkeys(filter(_may_have_rows, sorted(path.rglob("*"))) if path.is_dir() else [path]))
+        files.update(dict.fromkeys(filter(_may_have_rows, files_below(path)) if path.is_dir() else [path]))
     if not files:
-        below = (each for path in paths for each in sorted(path.rglob("*")) if each.is_file())
+        below = (each for path in paths for each in files_below(path) if each.is_file())
         known = next(((each, other) for each in below if (other := other_at(each))), None)
         raise UsageError(
             f"no file below {', '.join(map(str, paths))} that can be imported",

@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError, require_package
 from actordbg.formats.dump_record import MAX_VALUES
 from actordbg.formats.record_reading import MOST_VALUES, values_in
 
@@ -81,7 +81,7 @@ class ExportedRow(NamedTuple):
 def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[ExportedRow] | io.BufferedIOBase:
     """Return the rows of an export; else the stream, for text of another kind. run: whose metrics to read if it holds several.
 
-    Raises UsageError for a binary file, EnvironmentProblem for what is damaged or too large.
+    Raises UsageError for a binary file, CorruptDump or EnvironmentProblem for what is damaged or too large.
     """
     head = stream.peek(HEAD)[:HEAD]
     if head.startswith(_SQLITE):
@@ -98,6 +98,10 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
     if _is_json(head):
         data = _whole(name, stream)
         objects = _objects(data.decode("utf-8-sig", "replace"))
+        if not objects and b'"log_history"' in head:  # read as text, its figures would lose their steps and most of their names
+            raise CorruptDump(
+                f"{name} is a trainer's state that ends in the middle", hint="copy it again, or name an earlier one"
+            )
         return _numbered(_figures(objects)) if objects else io.BytesIO(data)
     if is_csv(head):
         return _numbered(_of_csv(name, run, _whole(name, stream).decode("utf-8-sig", "replace")))

@@ -126,8 +126,8 @@ def read_log(path: str, metric: str | None = None, *, every: bool = False) -> Tr
 
     every: keep all metrics.
 
-    Raises UsageError for a missing file or an invalid table, EnvironmentProblem for an unreadable file or a missing
-    `tensorboard` package. A log without figures gives a TrainLog without metrics.
+    Raises UsageError for a missing file or an invalid table, CorruptDump or EnvironmentProblem for an unreadable file,
+    EnvironmentProblem for a missing `tensorboard` package. A log without figures gives a TrainLog without metrics.
     """
     log = TrainLog(path, metric=plain_name(metric or ""), every=every)
     name, run = (path, None) if path == STDIN or os.path.exists(path) else _split(path)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
+from actordbg.dumps.importer import files_below
 from actordbg.measure.curve_rules import RULES, judge
 from actordbg.measure.curves import LEAST, SUPERVISED_LOSS, curves_of
 from actordbg.measure.log_lines import TrainLog, read_log
@@ -23,11 +23,18 @@ EACH_STEP = Rule("each step once")
 
 
 def log_at(path: Path) -> TrainLog | None:
-    """Return a file's figures, if it is a log with a curve that is known; None for anything else, told by its content."""
-    with contextlib.suppress(UsageError, EnvironmentProblem, OSError):
+    """Return a file's figures, if it is a log with a curve that is known; None for anything else, told by its content.
+
+    Raises CorruptDump for a trainer's state that ends in the middle.
+    """
+    try:
         if path.is_file() and path.stat().st_size <= MOST_BYTES and not is_other_json(path):
             log = read_log(str(path), every=True)
             return log if curves_of(log).of else None
+    except CorruptDump:
+        raise
+    except (UsageError, EnvironmentProblem, OSError):
+        return None
     return None
 
 
@@ -49,8 +56,7 @@ def is_other_json(path: Path) -> bool:
 
 def logs_below(paths: Sequence[Path]) -> list[TrainLog]:
     """Return the logs among files and below folders, each run once."""
-    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    return longest(filter(None, map(log_at, files)))
+    return longest(filter(None, (log_at(file) for path in paths for file in files_below(path))))
 
 
 def longest(logs: Iterable[TrainLog]) -> list[TrainLog]:

@@ -14,7 +14,7 @@ from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.dumps.importer import import_paths
+from actordbg.dumps.importer import find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import LOSS
 from actordbg.recorded.lint import lint
@@ -144,6 +144,18 @@ def test_a_folder_is_searched_by_content(store, tmp_path):
     (tmp_path / "job" / "config.json").write_text('{\n "a": 1\n}')
     summary = imported(store, tmp_path / "job")
     assert summary.refused == [] and sorted(summary.runs) == ["out", "rollout_data", "train_data"]
+
+
+def test_a_store_in_the_folder_is_not_read_as_a_trainers_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, _ = written("prime-rl", tmp_path / "job")
+    Store(tmp_path / "store").create()
+    folder = tmp_path / "store/replays/20260101T000000-abcdef"
+    folder.mkdir(parents=True)
+    (folder / "rank0.jsonl").write_text('{"step": 1, "loss": 0.5, "grad_norm": null}\n' * 20)
+    answer = typed("lint", ".")
+    assert answer.returncode == 0 and "rank0.jsonl" not in answer.stdout, answer.stdout
+    assert {path.name} == {each.name for each in find_files([tmp_path]) if each.suffix == path.suffix}
 
 
 def test_what_a_file_lacks_is_said(store, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from casefiles import cases_of
+from commandline import typed
 from typer.testing import CliRunner
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
@@ -259,3 +260,16 @@ def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     assert [Path(log.path).name for log in run_logs.logs_below([tmp_path])] == ["trainer_state.json"]
     assert read == ["rows.csv", "trainer_state.json"]
+
+
+def test_a_trainers_state_that_was_cut_off_is_refused_and_not_read_as_text(tmp_path):
+    history = [{"step": step, "loss": 2 - step / 100, "grad_norm": 1.0, "kl": 0.01} for step in range(1, 90)]
+    text = json.dumps({"epoch": 1.0, "log_history": history}, indent=2)
+    (tmp_path / "trainer_state.json").write_text(text[: len(text) // 2])
+    for words in (
+        ("lint", tmp_path / "trainer_state.json"),
+        ("lint", tmp_path),
+        ("compare-logs", *[tmp_path / "trainer_state.json"] * 2),
+    ):
+        result = typed(*map(str, words))
+        assert result.returncode == 4 and "ends in the middle" in result.stderr, result
