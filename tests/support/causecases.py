@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from actorcases import main
-from amounts import first_or_all
+from amounts import amount, first_or_all
 from lawcases import dump_of, model_of
 from locatecases import attribute, model_with
 from planted_table import rounded
@@ -50,7 +50,7 @@ def sampled(model, seed):
 
 @dataclass
 class Bench:
-    """A model's dumps, their truth under all causes, and healthy log-probs: each row alone, and a replay's."""
+    """A model's dumps (one, and two in `make whole`), their truth under all causes, and healthy log-probs: each row alone, and a replay's."""
 
     model: str
     dtype: str
@@ -61,7 +61,7 @@ class Bench:
         from transformers import AutoModelForCausalLM
 
         self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
-        self.dumps = [sampled(self.plain, self.seed + index) for index in range(2)]
+        self.dumps = [sampled(self.plain, self.seed + index) for index in range(amount(1, 2))]
         self.opened = contextlib.ExitStack()
         self.session = self.open(attn="sdpa")
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
@@ -259,7 +259,7 @@ def arranged(bench, case):
     """What moves log-probs without a model: a shift, rows that are others', placeholders; and what is nobody's is unknown."""
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
-    named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 4, case)
+    named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 2 * len(healthy), case)
     if "fp32" in case:
         named(
             bench.explain([torch.from_numpy(each).bfloat16().float().numpy() for each in healthy]), "log-probs in bf16", 1, case

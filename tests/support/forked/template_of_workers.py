@@ -21,6 +21,11 @@ MODULES = (
     "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest", "torch.distributed.run",
 )  # fmt: skip
+OWN = (
+    "actordbg.causes.in_worker", "actordbg.cli.replay", "actordbg.judge.check", "actordbg.laws.law_run", "actordbg.locate.locate_run",
+    "actordbg.replay.actor_engine", "actordbg.trainers.rows_actor",
+)  # fmt: skip
+"""Modules of the product that most workers and commands import, with what these import."""
 AS_TYPED = {"attach", "demo", "replay", "ui"}
 """Commands of `python -m actordbg` that are no forks: tests send their processes signals, or give them a terminal."""
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
@@ -124,6 +129,10 @@ if __name__ == "__main__":
     import torch.distributed.fsdp
     import transformers.dynamic_module_utils
 
+    with contextlib.suppress(ImportError):
+        import deepspeed  # noqa: F401
+    for module in OWN:
+        importlib.import_module(module)
     gc.freeze()
     gc.enable()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
