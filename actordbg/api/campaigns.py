@@ -14,7 +14,7 @@ from actordbg.actor.rules import find_trainer, require_torch
 from actordbg.api.desk import Desk, DumpSelection, to_judge
 from actordbg.base.errors import UsageError
 from actordbg.base.owners import is_own, name_of
-from actordbg.base.units import new_replay_id, plural
+from actordbg.base.units import listed, new_replay_id, plural
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, require_common, shown_path
 from actordbg.campaign.cells import Axes, batches, combinations, make_cells, parse_axes
@@ -83,7 +83,7 @@ def resumed_matrix(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
     if not dry_run:
         desk.client.begins(f"matrix {record.matrix_id}")
     models = sorted({str(cell.config.get("model", TINY)) for cell in record.cells})
-    desk.client.approve(f"matrix {record.matrix_id}, whose model is {', '.join(map(repr, models))}", owner)
+    desk.client.approve(f"matrix {record.matrix_id}, whose model is {listed(map(repr, models))}", owner)
     for cell in record.cells:
         if cell.replay_id is not None and (store.replays / cell.replay_id / SPEC).is_file():
             spec, owner = spec_and_owner(store, cell.replay_id)

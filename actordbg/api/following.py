@@ -24,7 +24,7 @@ from actordbg.api.desk import Desk
 from actordbg.api.run_files import in_file
 from actordbg.base.errors import ActordbgError, CorruptDump, UsageError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
@@ -213,7 +213,7 @@ class Follower:
             findings.left.append(NotChecked(COMPLETE, "the newest step", "`actordbg lint` when it is complete"))
         waiting = [each.path.name for each in self.files.values() if each.stat and each.stat[1] and each.read != each.stat]
         if waiting:  # whole files that changed since they were read
-            findings.left.append(NotChecked(COMPLETE, f"the newest of {', '.join(waiting)}", "`actordbg lint`, which reads all"))
+            findings.left.append(NotChecked(COMPLETE, f"the newest of {listed(waiting)}", "`actordbg lint`, which reads all"))
         held, files = plural(len(findings.held), "rule"), " ".join(in_shell(str(path)) for path in self.paths)
         said = f"{held} hold on {plural(of_rows.rows, 'row')} and {plural(len(logs), 'log')}"
         verdict = verdict_of(findings, said, {WRONG: f"actordbg lint {files}", RIGHT: f"actordbg check {files}"})
@@ -227,7 +227,7 @@ def watched(desk: Desk, paths: Sequence[Path], columns: Sequence[str]) -> Comman
     if not paths or any(Store(path).exists() for path in paths):
         raise UsageError("--watch follows the files of a run", hint="name its folder, or its logs and files of rows")
     follower = Follower(paths, desk.client.note)
-    desk.client.note(f"watching {', '.join(map(str, paths))}; Ctrl-C ends it", minor=True)
+    desk.client.note(f"watching {listed(paths)}; Ctrl-C ends it", minor=True)
     with reading(follower.judge, columns_of(columns)) as job, contextlib.suppress(KeyboardInterrupt):
         while True:
             for finding in follower.look(job):

@@ -15,7 +15,7 @@ from actordbg.actor.signatures import explain, signature_of
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import ActordbgError, LaunchProblem
-from actordbg.base.units import human_bytes, plural, some
+from actordbg.base.units import human_bytes, listed, plural, some
 from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.config.as_ran import on_machine
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
@@ -120,7 +120,7 @@ def _planned(store: Store, spec: ReplaySpec, about: Mapping[str, Any]) -> Comman
 
 
 def _share(share: dict[str, Any]) -> str:
-    who = ("rank " if len(share["ranks"]) == 1 else "ranks ") + ", ".join(map(str, share["ranks"]))
+    who = ("rank " if len(share["ranks"]) == 1 else "ranks ") + listed(share["ranks"])
     if not share["dumps"]:
         return f"{who}: nothing"
     runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]

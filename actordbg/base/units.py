@@ -79,7 +79,12 @@ def plural(count: int, noun: str) -> str:
 
 def some(names: Collection[object], most: int = 3) -> str:
     """List at most so many, and ", ..." for the others."""
-    return ", ".join(map(str, list(names)[:most])) + (", ..." if len(names) > most else "")
+    return listed(list(names)[:most]) + (", ..." if len(names) > most else "")
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return "a, b, c"."""
+    return ", ".join(map(str, names))
 
 
 def first_line(text: object) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageError
 from actordbg.base.owners import whose
-from actordbg.base.units import first_line
+from actordbg.base.units import first_line, listed
 from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words
@@ -265,4 +265,4 @@ def _alike(here: ResultRecord, there: ResultRecord) -> bool:
 
 def _named(dumps: Sequence[str]) -> str:
     more = f" and {len(dumps) - SHOWN} more" if len(dumps) > SHOWN else ""
-    return ", ".join(dumps[:SHOWN]) + more
+    return listed(dumps[:SHOWN]) + more

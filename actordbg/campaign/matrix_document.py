@@ -17,7 +17,7 @@ from typing import Any
 
 from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import grouped, human_bytes, plural
+from actordbg.base.units import grouped, human_bytes, listed, plural
 from actordbg.config.as_ran import complete, repeat_options
 from actordbg.config.replay_config import AXES, SETTINGS, TINY, TOY_MODEL
 from actordbg.document.blocks import (
@@ -229,7 +229,7 @@ def _failure(cell: MatrixCell) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
     failure = cell.signature or "failed"
     counts = [f"{count} {status}" for status, count in sorted(cell.counts.items())] or ["the Actor could not be built"]
-    parts = [f"{_label(cell)}: {failure} ({', '.join(counts)})"]
+    parts = [f"{_label(cell)}: {failure} ({listed(counts)})"]
     if cell.error and cell.error != cell.signature:
         parts.append(f"cause: {cell.error}")
     if known:
@@ -259,7 +259,7 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
     gone = dict.fromkeys(context.gone, " (gone)")
     replays = [f"{cell.index}: {cell.replay_id}{gone.get(cell.replay_id, '')}" for cell in record.cells if cell.replay_id]
     facts = {
-        "model": ", ".join(model).removeprefix("model "),
+        "model": listed(model).removeprefix("model "),
         "device": ran and f"{ran.get('device_name')}, {ran.get('threads')} threads",
         "inputs": sizes,
         "selected": record.selection and f'--where "{record.selection}"',
@@ -267,7 +267,7 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(context.versions.items())),
         "command": record.command,
         "baseline": record.baseline,
-        "replays (for `report` and `compare`)": ", ".join(replays),
+        "replays (for `report` and `compare`)": listed(replays),
     }
     return [f"{name}: {text}" for name, text in facts.items() if text]
 
@@ -379,4 +379,4 @@ def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
         tone = NO_TONE
     where = ["--where", record.selection] if record.selection else []
     words = ["actordbg", "replay", *where, "--max-inputs", str(len(record.dump_ids)), *repeat_options(complete(cell.config))]
-    return Cell(word, ", ".join(figures), tone, summary, " ".join(map(in_shell, words)))
+    return Cell(word, listed(figures), tone, summary, " ".join(map(in_shell, words)))

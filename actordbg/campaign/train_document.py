@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import grouped, plural
+from actordbg.base.units import grouped, listed, plural
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import (
     FAILED,
@@ -278,7 +278,7 @@ def _counted(record: TrainCheckRecord, requested: Judged) -> str:
         counts.append(f"{count} {named}")
     said = (
         f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {record.batch} micro-batches in each, over "
-        f"{plural(len(record.dump_ids), 'input')}: {', '.join(counts)}."
+        f"{plural(len(record.dump_ids), 'input')}: {listed(counts)}."
     )
     if unknown:
         said += f" Whether the loss falls was not checked: {falls}."
@@ -311,13 +311,13 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
     names = {str(cell.index): cell.name for cell in record.cells}
     for index, after in record.options.get(CONTINUED, {}).items():
-        lines.append(f"{names.get(index, index)} continued from a checkpoint after step {', '.join(map(str, after))}")
+        lines.append(f"{names.get(index, index)} continued from a checkpoint after step {listed(after)}")
     if record.selection:
         lines.append(f'selected: --where "{record.selection}"')
     if record.names:
         lines.append("from the environment: " + ", ".join(f"{name}={value}" for name, value in record.names.items()))
     if seconds := [f"{c.name} {c.seconds:.0f} s" for c in record.cells if c.seconds is not None and c.status == TRAINED]:
-        lines.append(f"took: {', '.join(seconds)}")
+        lines.append(f"took: {listed(seconds)}")
     if record.command:
         lines.append(f"command: {record.command}")
     return lines

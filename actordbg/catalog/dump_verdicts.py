@@ -36,7 +36,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from actordbg.base.units import grouped
+from actordbg.base.units import grouped, listed
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
 from actordbg.records.finding import BROKEN, NOT_CHECKED, RAISED
@@ -97,7 +97,7 @@ def fold(judgements: Sequence[Judgement], linted: Sequence[str] = ()) -> LastVer
     word, _ = _of_newest(theirs)
     if linted:
         verdict, broken = WRONG, [*linted, *broken]
-    return LastVerdict(newest.number if newest else None, verdict, ", ".join(broken) or None, word)
+    return LastVerdict(newest.number if newest else None, verdict, listed(broken) or None, word)
 
 
 def _newest(judgements: Sequence[Judgement]) -> Judgement | None:

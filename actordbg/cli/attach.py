@@ -8,7 +8,7 @@ import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.option import Option
-from actordbg.base.units import LAST
+from actordbg.base.units import LAST, listed
 from actordbg.cli.options import store_of
 from actordbg.cli.output import note, say
 
@@ -79,7 +79,7 @@ def attach(ctx: typer.Context, name: str = LAST) -> None:
         folder = store.replays / load_spec(store.require(), name).replay_id
     except StoreProblem as error:
         runs = sorted(path.name for path in stops.root().glob("*"))
-        known = f"; runs with breakpoints here: {', '.join(runs[:8])}" if runs else ""
+        known = f"; runs with breakpoints here: {listed(runs[:8])}" if runs else ""
         raise UsageError(f"{name} is neither a replay nor a run with breakpoints here{known}", hint=error.hint) from None
     if last_supervisor(folder) is None:
         raise UsageError(

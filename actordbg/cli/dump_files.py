@@ -17,7 +17,7 @@ import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.base.option import Option
-from actordbg.base.units import parse_size, resolve
+from actordbg.base.units import listed, parse_size, resolve
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import (
     Limit,
@@ -83,7 +83,7 @@ def import_(
     if summary.added:
         read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
         ratio = summary.bytes_read / summary.bytes_stored
-        say(f"run {', '.join(summary.runs)}: {read} of files became {stored} ({ratio:.1f} times smaller)")
+        say(f"run {listed(summary.runs)}: {read} of files became {stored} ({ratio:.1f} times smaller)")
     if summary.added or summary.present:
         say_next("actordbg check")
     require_good(not summary.refused)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.option import Option
-from actordbg.base.units import ago, with_handles
+from actordbg.base.units import ago, listed, with_handles
 from actordbg.cli import output
 from actordbg.cli.options import Where, require_some, store_of
 from actordbg.cli.output import (
@@ -254,4 +254,4 @@ def _marks(record: DumpRecord) -> Iterator[str | None]:
 def _recorded_too(tensors: list[dict[str, Any]]) -> Iterator[str]:
     for kind, what in ((OUTPUT, "returned outputs"), (GENERATOR, "RNG state before the call")):
         if names := [tensor["name"].partition(".")[2] for tensor in tensors if tensor["kind"] == kind]:
-            yield f"{what} ({', '.join(names)})"
+            yield f"{what} ({listed(names)})"

@@ -10,7 +10,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.option import Option
-from actordbg.base.units import new_replay_id, parse_seconds
+from actordbg.base.units import listed, new_replay_id, parse_seconds
 from actordbg.cli import output
 from actordbg.cli.options import repeated, require_some, store_of
 
@@ -57,7 +57,7 @@ def watch(
         announced.update(new)
         more = f" and {len(new) - 8} more" if len(new) > 8 else ""
         if new and not output.wanted.silent:
-            output.note(f"watching {', '.join(new[:8])}{more}; Ctrl-C ends it")
+            output.note(f"watching {listed(new[:8])}{more}; Ctrl-C ends it")
 
     path = Path(f"memory-{new_replay_id()}.csv")
     if tables := [path for path, form in output.wanted.files.items() if form == "csv"]:

@@ -17,7 +17,7 @@ import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.option import Option
-from actordbg.base.units import ago
+from actordbg.base.units import ago, listed
 from actordbg.cli import output
 from actordbg.cli.options import require_good, store_of
 from actordbg.cli.output import (
@@ -291,7 +291,7 @@ def adapters(ctx: typer.Context, named: list[str] | None = None, *, template: bo
     known = [fit_of(name) for name in named] if named else fits()
     if not rows_as_json(known):
         columns = ("adapter", "package", "installed", "tried", "fits")
-        table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
+        table(columns, [(fit.name, fit.package, fit.version or "-", listed(fit.tried) or "-", fit.answer) for fit in known])
         for fit in known:
             for why in fit.differs:
                 note(f"{fit.name}: {why}")

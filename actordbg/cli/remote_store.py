@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
-from actordbg.base.units import some
+from actordbg.base.units import listed, some
 from actordbg.cli.output import human_bytes, keep_answer, note, plural, say
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _move(url: str, folder: Path, what: str) -> None:
     began = time.monotonic()
     address, runs = split_runs(url)
     if runs and what == "pushed":
-        raise UsageError(f"push uploads every run, not only {', '.join(runs)[:60]}", hint=f"run store push {folder} {address}")
+        raise UsageError(f"push uploads every run, not only {listed(runs)[:60]}", hint=f"run store push {folder} {address}")
     mirror = Mirror(address, folder.absolute(), runs)
     moved = mirror.pull()
     if what == "pushed":

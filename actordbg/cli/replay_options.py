@@ -14,7 +14,7 @@ import typer
 
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
 from actordbg.base.option import Option
-from actordbg.base.units import MOST_NAMED, resolve
+from actordbg.base.units import MOST_NAMED, listed, resolve
 from actordbg.cli import output
 from actordbg.cli.options import Where, settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
@@ -142,7 +142,7 @@ class EngineOptions:
         from actordbg.replay.group_engine import engine_in_use, using
 
         if self.engine not in ENGINES:
-            raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {', '.join(ENGINES)}")
+            raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {listed(ENGINES)}")
         if self.engine == "local":
             for field in fields(self)[1:]:
                 if getattr(self, field.name) is not None:

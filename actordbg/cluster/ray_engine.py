@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of
-from actordbg.base.units import plural, some
+from actordbg.base.units import listed, plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, GroupShape, runtime_env_of
@@ -321,7 +321,7 @@ def require_same_versions(ray: Any) -> None:
                 hint="set what the node needs with --runtime-env; its log is in /tmp/ray on the node",
             ) from None
         if other := differing_versions(ours, theirs):
-            different.append(f"  node {name}: {', '.join(other)}")
+            different.append(f"  node {name}: {listed(other)}")
     if different:
         raise Unsupported(
             "nodes have other versions than this command:\n" + "\n".join(sorted(different)),

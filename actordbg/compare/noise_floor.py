@@ -35,7 +35,7 @@ from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.owners import whose
-from actordbg.base.units import new_replay_id, plural
+from actordbg.base.units import listed, new_replay_id, plural
 from actordbg.catalog import query
 from actordbg.compare.comparing import compare
 from actordbg.compare.find_truth import ensure_lone_rows, find_truth, wanted_truth
@@ -293,7 +293,7 @@ def conclusion(record: NoiseRecord) -> list[str]:
         )
     unknown = [variant.name for variant in record.variants if variant.name != ROUNDING and variant.log_probs is None]
     if unknown:
-        lines.append(f"Not measured: {', '.join(unknown)}; no input passed both unchanged and varied.")
+        lines.append(f"Not measured: {listed(unknown)}; no input passed both unchanged and varied.")
     if most is not None:
         how = _HOW.get(most.name, most.name)
         lines.append(f"Largest movement: {how} ({most.name}), a log-prob by up to {_size(most):.3g} nats.")

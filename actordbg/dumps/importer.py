@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.child_pool import LegacyReader
@@ -156,7 +156,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         below = (each for path in paths for each in files_below(path) if each.is_file())
         known = next(((each, other) for each in below if (other := other_at(each))), None)
         raise UsageError(
-            f"no file below {', '.join(map(str, paths))} that can be imported",
+            f"no file below {listed(paths)} that can be imported",
             hint=f"{known[0].name}: {known[1].message}: {known[1].hint}"
             if known
             else "name the folder that holds the files; docs/reference/layouts.md lists what is read",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, MachineFault
-from actordbg.base.units import new_replay_id, plural, some
+from actordbg.base.units import listed, new_replay_id, plural, some
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.compare.comparing import compare, save
 from actordbg.compare.find_truth import Runner, ensure_rounding, ensure_truth
@@ -135,7 +135,7 @@ class CheckedReplay:
         then what the comparison with the truth does not cover, and whose code the truth shares.
         """
         same = met_weights(self.data.resolved).get("same", [])
-        steps = f"step={same[0]}" if len(same) == 1 else f"step in ({', '.join(map(str, same))})"
+        steps = f"step={same[0]}" if len(same) == 1 else f"step in ({listed(same)})"
         known = f'--where "{steps}" excludes them' if same and None not in same else "pass that step's checkpoint as --model"
         left = Counter(next(iter(dump.not_compared.values()), "") for dump in self.owns if dump.verdict == NOT_COMPARED)
         for why, count in left.most_common():
@@ -151,7 +151,7 @@ class CheckedReplay:
             named = [f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others]
             yield NotChecked(MODULES, f"module by module, inputs of other lengths: {some(named)}")
         if self.shared:
-            yield NotChecked(CODE, f"modules of {', '.join(self.shared)} (shared with the truth)")
+            yield NotChecked(CODE, f"modules of {listed(self.shared)} (shared with the truth)")
 
 
 def run_check(

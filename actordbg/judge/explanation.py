@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actordbg.base.units import grouped, plural
+from actordbg.base.units import grouped, listed, plural
 from actordbg.compare.dump_figures import scaled_gradients
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words
@@ -159,7 +159,7 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
     laws = check.summary.laws
     holding = [law for law, verdicts in answers.items() if verdicts <= {KEPT, WITHIN_ROUNDING}]
     if holding and laws:
-        yield RULED_OUT, f"laws that hold in {plural(laws.inputs, 'input')}: {', '.join(holding)}"
+        yield RULED_OUT, f"laws that hold in {plural(laws.inputs, 'input')}: {listed(holding)}"
     if check.lint is not None and (held := check.lint.held):
         yield RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.units import human_bytes, plural
+from actordbg.base.units import human_bytes, listed, plural
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import SETTINGS
@@ -144,7 +144,7 @@ def _facts(replay: ReplaySummary) -> Iterable[str]:
         yield f"command: {command}"
     if replay.versions:
         versions = [f"{name} {version}" for name, version in sorted(replay.versions.items())]
-        yield f"versions: {', '.join(versions)}"
+        yield f"versions: {listed(versions)}"
 
 
 def _selected(replay: ReplaySummary) -> str:
@@ -167,7 +167,7 @@ def counted(counts: Counts) -> str:
     """Return "3 passed, 1 hung of 4"; zero counts are left out, except "0 passed"."""
     names = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
     shown = [f"{count:,} {name.replace('_', ' ')}" for name in names if (count := getattr(counts, name)) or name == "passed"]
-    return f"{', '.join(shown)} of {counts.inputs:,}"
+    return f"{listed(shown)} of {counts.inputs:,}"
 
 
 def _stopped(replay: ReplaySummary) -> list[Block]:
@@ -269,7 +269,7 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
 def _settings(data: dict[str, Any], none: str) -> str:
     """Describe settings and facts, without facts that no worker reported. none: the words for no setting."""
     known = (in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
-    return ", ".join(known) or none
+    return listed(known) or none
 
 
 def _comparisons(replay: ReplaySummary) -> list[Block]:

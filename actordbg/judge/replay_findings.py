@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.rules import LEAKED
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.document.blocks import number
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.report_model import ReplaySummary
@@ -127,7 +127,7 @@ class Judged:
         for name, size in far:
             amount = "a non-finite amount" if size is None else f"up to {number(size, 3)} nats"
             amounts.append(f"{name} by {amount}")
-        furthest = ", ".join(amounts) or "; ".join(bad[0].reasons[:1] if bad else own.reasons)
+        furthest = listed(amounts) or "; ".join(bad[0].reasons[:1] if bad else own.reasons)
         many = f"{len(bad):,} of {plural(len(own.compared), 'dump')}"
         said = f"in {many} the run's outputs are not what its model gives in {self.dtype}: {furthest}"
         return f"{said}; its log-probs agree" if [name for name, _ in far] == ["entropies"] else said

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import human_bytes, plural, with_handles
+from actordbg.base.units import human_bytes, listed, plural, with_handles
 from actordbg.catalog.dump_verdicts import WORST_FIRST, breaks
 from actordbg.catalog.query import OPEN
 from actordbg.config.as_ran import as_ran, repeat_options
@@ -194,7 +194,7 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
         return (yield NotChecked(LAWS, "the laws", "--laws"))
     if laws.unasked:
         which = "law" if len(laws.unasked) == 1 else "laws"
-        yield NotChecked(LAWS, f"the {which} {', '.join(laws.unasked)}")
+        yield NotChecked(LAWS, f"the {which} {listed(laws.unasked)}")
     if laws.inputs < laws.of:
         others = plural(laws.of - laws.inputs, "dump")
         yield NotChecked(LAWS, f"the laws of {others}")
@@ -268,7 +268,7 @@ def _other_setting(values: Mapping[str, Any], found: Sequence[Finding]) -> Mappi
 def selecting(dump_ids: Sequence[str]) -> str:
     """Return the `--where` that selects these dumps by their handles, quoted for a shell."""
     names = [f"'{with_handles(dump_id)}'" for dump_id in dump_ids]
-    return in_shell(f"dump = {names[0]}" if len(names) == 1 else f"dump in ({', '.join(names)})" if names else "rank=0")
+    return in_shell(f"dump = {names[0]}" if len(names) == 1 else f"dump in ({listed(names)})" if names else "rank=0")
 
 
 def together(replays: Iterable[ReplaySummary]) -> Verdict:

@@ -30,7 +30,7 @@ from actordbg.actor.forward_outcome import sample
 from actordbg.actor.models import locate
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.base.units import first_line, human_bytes, plural
+from actordbg.base.units import first_line, human_bytes, listed, plural
 from actordbg.config import consent
 from actordbg.config.replay_config import DTYPES
 from actordbg.locate.forced_forward import Hooks
@@ -240,4 +240,4 @@ def without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
     if not lost or len(lost) == shape[0]:  # of all: the parameter as a whole is wrong, and no expert
         return ""
     noun = "expert" if len(lost) == 1 else "experts"
-    return f"{noun} {', '.join(map(str, lost))}"
+    return f"{noun} {listed(lost)}"

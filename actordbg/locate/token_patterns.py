@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 
 Array = Any
 RECALL, PRECISION, ALL, CHANCE = 0.95, 0.5, 0.9, 1e-3
@@ -71,7 +71,7 @@ class Pattern:
         if self.words == EVERY_TOKEN:
             return f"{self.hits:,} of {plural(self.wrong + self.extra, 'token')}" if self.extra else EVERY_TOKEN
         right = f", and {plural(self.extra, 'right one')}" if self.extra else ""
-        alike = f"; fits as well: {', '.join(self.alike[:2])}" if self.alike else ""
+        alike = f"; fits as well: {listed(self.alike[:2])}" if self.alike else ""
         return f"{self.words}: {self.hits:,} of {plural(self.wrong, 'wrong token')}{right}{alike}"
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL, of_operation, of_place
 from actordbg.records.finding import Finding
 from actordbg.records.locate_record import (
@@ -242,7 +242,7 @@ def _where(place: PlaceResult) -> Iterator[str]:
     if place.pattern and place.tokens < place.of_tokens:
         return (yield place.pattern)
     if place.rows and len(place.rows) < place.of_rows:
-        yield f"rows {', '.join(map(str, place.rows))} of {place.of_rows}"
+        yield f"rows {listed(place.rows)} of {place.of_rows}"
     if place.position is not None and place.tokens < place.of_tokens:
         yield f"{place.tokens:,} of {plural(place.of_tokens, 'token')}, the first at position {place.position}"
 
@@ -253,7 +253,7 @@ def _is_worse(judged: Located, before: Located | None) -> bool:
 
 def _ranks(ranks: Sequence[int]) -> str:
     noun = "rank" if len(ranks) == 1 else "ranks"
-    return f"{noun} {', '.join(map(str, ranks))}"
+    return f"{noun} {listed(ranks)}"
 
 
 def _read(data: Any, kind: Any) -> Any:

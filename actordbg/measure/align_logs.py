@@ -27,7 +27,7 @@ from statistics import fmean, median
 from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.base.units import letter_of, plural
+from actordbg.base.units import letter_of, listed, plural
 from actordbg.measure.log_exports import BAR, CALL, LINE, ORDER, plain_name
 from actordbg.measure.log_lines import KINDS, Series, TrainLog, is_loss
 from actordbg.trainers.trainer import TRAINER
@@ -218,7 +218,7 @@ def compare_logs(
     if not threshold > 0 or not math.isfinite(threshold):
         raise UsageError(f"--threshold {threshold} is not a positive number", hint="use 0.05 to allow a difference of 5 %")
     if rule not in RULES:
-        raise UsageError(f"unknown rule {rule!r:.40}", hint=f"use one of {', '.join(RULES)}")
+        raise UsageError(f"unknown rule {rule!r:.40}", hint=f"use one of {listed(RULES)}")
     requested = None if metric is None else plain_name(metric)
     known = [{requested} & log.series.keys() if requested else set(filter(is_loss, log.series)) for log in (a, b)]
     name = min(known[0] & known[1], key=_preference, default=None)
@@ -259,7 +259,7 @@ def compare_logs(
     for gap, step, *values in over[:limit] if limit else over:
         named = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
         left, right, apart = (value if math.isfinite(value) else None for value in (*values, gap))
-        worst.append(Step(step, left, right, apart, ", ".join(named)))
+        worst.append(Step(step, left, right, apart, listed(named)))
     return LogComparison(
         *sides, name, rule, threshold, verdict,
         reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, len(both), called, unequal)),
@@ -311,7 +311,7 @@ def _wild(sides: Sequence[tuple[str, LogSide]]) -> list[str]:
     for letter, side in sides:
         if side.nonfinite:
             count = f"1 value of {letter} is" if side.nonfinite == 1 else f"{side.nonfinite:,} values of {letter} are"
-            steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
+            steps = listed(side.nonfinite_steps[:5]) + (", ..." if side.nonfinite > 5 else "")
             reasons.append(f"{count} NaN or infinite (step {steps})")
     return reasons
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Paragraph, Verdict, section
 from actordbg.measure.watching import (
     FLOOR,
@@ -111,11 +111,11 @@ def compare_samples(
     alone = [f"{name} (A)" for name in ours if name not in matched]
     alone += [f"{name} (B)" for name in theirs if name not in matched.values()]
     if alone:
-        notes.append(f"only in one series: {', '.join(alone)}")
+        notes.append(f"only in one series: {listed(alone)}")
     if short := sorted({pair.process for pair in pairs if not (pair.a.growth and pair.b.growth)}):
         notes.append(_too_short(short))
     if mixed := sorted({pair.process for pair in pairs if pair.a.growth and pair.b.growth and not pair.growth_judged}):
-        notes.append(f"growth of {', '.join(mixed)} not checked: only one series has steps")
+        notes.append(f"growth of {listed(mixed)} not checked: only one series has steps")
     verdict = NOT_COMPARED if not pairs else APART if reasons else ALIKE
     reasons = reasons if pairs else ["the series have no process with a common quantity"]
     return MemoryComparison(verdict, *names, threshold, tuple(pairs), tuple(reasons), tuple(notes))
@@ -154,14 +154,14 @@ def in_words(growth: Growth | None) -> str:
 
 
 def _too_short(processes: Sequence[str]) -> str:
-    return f"too few samples or steps to judge growth of {', '.join(processes)}"
+    return f"too few samples or steps to judge growth of {listed(processes)}"
 
 
 def watch_page(name: str, processes: Sequence[ProcessMemory], notes: Sequence[str]) -> list[Block]:
     """Build the document of a series of samples: growing processes, and figures per process."""
     growing = leaks(processes)
     short = [process.process for process in processes if not any(size.growth for size in process.sizes.values())]
-    which = "any process" if len(short) == len(processes) else ", ".join(short[:4])
+    which = "any process" if len(short) == len(processes) else listed(short[:4])
     if not processes:
         verdict = Verdict(UNCHECKED, "nothing was sampled")
     elif growing:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
-from actordbg.base.units import grouped
+from actordbg.base.units import grouped, listed
 from actordbg.formats.ringfile import host_name
 from actordbg.measure import process_memory
 from actordbg.measure.process_memory import Reading, read_memory, started
@@ -78,7 +78,7 @@ class OfPids(Watched):
         node = socket.gethostname()
         self._processes = [WatchedProcess(node, pid, started(pid)) for pid in pids]
         if gone := [str(process.pid) for process in self._processes if not process.ticks]:
-            raise UsageError(f"no process {', '.join(gone)} on this machine", hint="list processes with `ps`")
+            raise UsageError(f"no process {listed(gone)} on this machine", hint="list processes with `ps`")
 
     def poll(self) -> list[WatchedProcess]:
         return self._processes
@@ -94,7 +94,7 @@ class OfRun(Watched):
         self._folder, self._node, self._anywhere = store.counters / run, host_name(), anywhere
         self._elsewhere: set[str] = set()
         if not self.poll():
-            known = f"; it recorded on {', '.join(sorted(self._elsewhere))}" if self._elsewhere else ""
+            known = f"; it recorded on {listed(sorted(self._elsewhere))}" if self._elsewhere else ""
             raise UsageError(
                 f"no process of run {run} records on this machine{known}", hint="run `actordbg dump status` to list them"
             )
@@ -118,7 +118,7 @@ class OfRun(Watched):
         return list(processes.values())
 
     def notes(self) -> list[str]:
-        hosts = ", ".join(sorted(self._elsewhere))
+        hosts = listed(sorted(self._elsewhere))
         return [f"processes on {hosts} were not sampled; use --ray to reach other nodes"] if hosts else []
 
 
@@ -218,7 +218,7 @@ class OfRay(Watched):
         return not sampled and not self._silent
 
     def notes(self) -> list[str]:
-        silent = ", ".join(sorted(self._silent))
+        silent = listed(sorted(self._silent))
         lines = [f"{silent} did not respond within {_PATIENCE_S:.0f} s, at least once"] if silent else []
         return lines if self._marks else [*lines, "steps are unknown, growth is per second; use --run NAME"]
 

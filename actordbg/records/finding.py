@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.base.units import grouped, plural, with_handles
+from actordbg.base.units import grouped, listed, plural, with_handles
 
 KEPT, BROKEN, NOT_CHECKED, RAISED = "kept", "broken", "not-checked", "raised"
 """How a rule stands: it holds, it does not, it could not be checked, its check raised."""
@@ -143,7 +143,7 @@ def unchecked_by_rule(left: Sequence[NotChecked]) -> list[str]:
     said = grouped((each.rule, each.text) for each in left if each.said)
     needs = grouped((each.by, each.rule.name) for each in left if not each.said)
     lines = ["; ".join(dict.fromkeys(texts)) for texts in said.values()]
-    return lines + [f"{', '.join(rules)}: needs {by}" for by, rules in needs.items()]
+    return lines + [f"{listed(rules)}: needs {by}" for by, rules in needs.items()]
 
 
 @dataclass

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from actordbg.actor.family_models import FAMILIES
 from actordbg.base.errors import CorruptDump
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
 from actordbg.formats.nested_values import ROWS_LEAK
 from actordbg.records.stored_record import StoredRecord
@@ -105,7 +105,7 @@ class FaultCase(StoredRecord):
         if self.processes > 1 and self.kind not in SEVERAL:
             bad.append(f"{self.kind} in {self.processes} processes")
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
-            why = ", ".join(map(str, bad)) or "no rows, or no model"
+            why = listed(bad) or "no rows, or no model"
             raise CorruptDump(f"not a case: {why}", hint="reduce the replay again")
 
     @property
@@ -152,7 +152,7 @@ class FaultCase(StoredRecord):
     def words(self) -> str:
         """Describe its size: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
         sizes = [*map(len, self.rows)]
-        lengths = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1)) if len(sizes) < 4 else f"up to {max(sizes)}"
+        lengths = " and ".join(listed(sizes).rsplit(", ", 1)) if len(sizes) < 4 else f"up to {max(sizes)}"
         layers = "all layers" if self.depth is None else plural(self.depth, "layer")
         size = f", hidden size {self.config['hidden_size']}" if self.config and "hidden_size" in self.config else ""
         ranks = f", {self.processes} processes" if self.processes > 1 else ""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
-from actordbg.base.units import plural
+from actordbg.base.units import listed, plural
 from actordbg.catalog import query
 from actordbg.catalog.selections import reasons
 from actordbg.formats.weight_hashes import WeightRecord
@@ -173,7 +173,7 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
         raise NothingToDo(f"{problem}: {'; '.join(reasons(catalog, f'step = {number}'))}", hint="choose a recorded step")
     runs = sorted({row.run for row in rows})
     if len(runs) > 1:
-        raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")
+        raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {listed(runs)}", hint="pass --run NAME")
     by_rank: dict[int, dict[tuple[object, ...], list[tuple[RecordedCall, str]]]] = {}
     for row in rows:
         call = RecordedCall.read(str(store.root / row.path))
@@ -241,7 +241,7 @@ def _missing(step: RecordedStep, counts: dict[int, int], recordings: set[int]) -
     first = step.micro_batches[0].loss.record
     absent = sorted(set(range(first.world_size or 1)) - counts.keys())
     if absent:
-        return f"the losses of {plural(len(absent), 'rank')} were not recorded: {', '.join(map(str, absent[:8]))}"
+        return f"the losses of {plural(len(absent), 'rank')} were not recorded: {listed(absent[:8])}"
     if len(recordings) > 1:
         return "some ranks recorded the step more often than others"
     if len(set(counts.values())) > 1 or len(step.micro_batches) % step.ranks:

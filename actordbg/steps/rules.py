@@ -37,7 +37,7 @@ RULES = {
             "accumulation",
             "gradients are divided by the accumulation twice, or not at all",
             "a loss is divided by the accumulation once",
-            "divide once: the loss, or the engine (DeepSpeed, Accelerate) by gradient_accumulation_steps",
+            "divide once, either the loss or in the engine (DeepSpeed, Accelerate: gradient_accumulation_steps)",
         ),
         (
             "token count",

@@ -52,7 +52,7 @@ UNKNOWN = "unknown"
 """The name of a fault that nothing known explains."""
 
 CHANCE = 0.1
-"""Largest share of the norms between those with a micro-batch left out and doubled that one of them would explain, by chance."""
+"""The norms that some micro-batch, left out or doubled, explains may cover this share of their range: else it names one by chance."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 

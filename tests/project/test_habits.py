@@ -110,6 +110,8 @@ def test_the_house_weighs_no_more_than_the_decisions_allow():
 def test_no_control_flow_hides_in_expressions():
     hidden = {path.name: figures.dense(path.read_text()) for path in figures.product(ROOT)}
     assert {name: places for name, places in hidden.items() if any(places.values())} == {}
+    nested = figures.depths(figures.product(ROOT))
+    assert nested[len(nested) * 9 // 10] <= 5, "give the steps of the deepest expressions names"
 
 
 def dense(source):
