@@ -52,7 +52,7 @@ UNKNOWN = "unknown"
 """The name of a fault that nothing known explains."""
 
 CHANCE = 0.1
-"""The norms that some micro-batch, left out or doubled, explains may cover this share of their range: else it names one by chance."""
+"""Most of the range of norms that micro-batches left out or doubled may explain: above it, one would fit by chance."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
