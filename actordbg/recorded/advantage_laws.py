@@ -21,16 +21,16 @@ reward and a discount give each token a value of its own.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import TRAINER, number
+from actordbg.document.blocks import number
 from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import has_rollout, learns, steps
+from actordbg.recorded.step_laws import has_rollout, steps
 
 OFF = 1e-3
 """Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
@@ -71,7 +71,7 @@ AGREE, ROWS = 0.75, 8
 class EstimatedStep:
     """A step whose estimator is known. rows: (call, row) of each row with actions. estimates: theirs, see `RecordedCall`.
     groups: the rows of each group of a prompt that is whole. rollout: how many rows a rollout has, 0 if unknown. whole: the step
-    has all of them.
+    has all of them. of_one_rollout: rollouts divide into steps of its size.
     """
 
     words: str
@@ -82,6 +82,7 @@ class EstimatedStep:
     samples: int
     rollout: int
     whole: bool
+    of_one_rollout: bool
 
     @property
     def values(self) -> Numbers:
@@ -154,6 +155,7 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
         samples=samples,
         rollout=samples * prompts,
         whole=whole,
+        of_one_rollout=samples * prompts % len(every) == 0,
     )
 
 
@@ -311,13 +313,15 @@ def _std_of_others(rewards: Numbers) -> Numbers:
 def whitening(calls: Calls, answer: Answer) -> None:
     """Look for rollouts whose whitened advantages do not have mean 0 and standard deviation 1."""
     for step in estimated(calls, answer):
+        if part := _whitened_apart(step):
+            answer.looked_at += 1
+            step.broken(answer, 0, f"each {part} is whitened alone, so that equal returns have different advantages", 1.0)
+            continue
         if not step.of.whitened or not step.whole:
             answer.lacks = "the whole rollout in a step, and an estimator that whitens"
             continue
         answer.looked_at += 1
-        count, total, squares = step.estimates[:, COUNT : COUNT + 3].sum(0)
-        mean = total / count
-        std = math.sqrt(max(squares / count - mean * mean, 0.0))
+        mean, std, count = _moments(step.estimates)
         keeps = bool(step.rows[0][0].fact("advantage.no_std_norm")) or std < FLAT
         if abs(mean) > OFF * max(std, 1.0) or (abs(std - 1) > OFF and not keeps):
             expected = "mean 0" if keeps else "mean 0 and std 1"
@@ -325,25 +329,62 @@ def whitening(calls: Calls, answer: Answer) -> None:
             step.broken(answer, 0, said, mean if abs(mean) > OFF else std)
 
 
+def _moments(estimates: Numbers) -> tuple[float, float, float]:
+    """Return mean and standard deviation of the advantages of rows, over their tokens, and how many these are."""
+    count, total, squares = map(float, estimates[:, COUNT : COUNT + 3].sum(0))
+    mean = total / count
+    return mean, math.sqrt(max(squares / count - mean * mean, 0.0)), count
+
+
+def _whitened_apart(step: EstimatedStep) -> str:
+    """Return which parts of a step were whitened alone, "rank" or "micro-batch"; "" if none were, or all agree with the step's
+    returns, as whitened together.
+    """
+    away = _from_line(step)
+    if not step.of.whitened or away is None or not away.any():
+        return ""
+    calls = [call for call, _ in step.rows]
+    by: dict[str, list[object]] = {
+        "rank": [call.record.rank for call in calls],
+        "micro-batch": [call.record.dump_id for call in calls],
+    }
+    for name, keys in by.items():
+        parts = [step.estimates[[own == key for own in keys]] for key in dict.fromkeys(keys)]
+        if len(parts) > 1 and all(map(_is_whitened, parts)):
+            return name
+    return ""
+
+
+def _is_whitened(estimates: Numbers) -> bool:
+    mean, std, count = _moments(estimates)
+    return abs(mean) <= OFF and min(abs(std - 1), abs(std - math.sqrt(1 - 1 / count))) <= OFF  # of all tokens, or of samples
+
+
+def _from_line(step: EstimatedStep) -> Numbers | None:
+    """Return how far the advantages of each row are from a line through their returns, 0 within rounding; None if open."""
+    count, a, aa, r, ar, rr = step.estimates[:, COUNT:].T
+    n, spread = count.sum(), rr.sum() - r.sum() ** 2 / count.sum()
+    if not np.isfinite(rr).all() or spread <= 1e-9 * rr.sum():
+        return None
+    slope = (ar.sum() - a.sum() * r.sum() / n) / spread
+    slope, start = (slope, (a.sum() - slope * r.sum()) / n) if step.of.whitened else (1.0, 0.0)
+    left = aa - 2 * (slope * ar + start * a) + slope**2 * rr + 2 * slope * start * r + count * start**2
+    away: Numbers = np.sqrt(np.maximum(left, 0.0) / count)
+    return np.where(away > 10 * OFF * max(math.sqrt(aa.sum() / n), OFF), away, 0.0)
+
+
 def from_returns(calls: Calls, answer: Answer) -> None:
     """Hold advantages to the returns, less the values, that they were made of: a line for all tokens of a step."""
     for step in estimated(calls, answer):
-        count, a, aa, r, ar, rr = step.estimates[:, COUNT:].T
-        n, spread = count.sum(), rr.sum() - r.sum() ** 2 / count.sum()
-        if not np.isfinite(rr).all() or spread <= 1e-9 * rr.sum():
-            answer.lacks = "returns that differ, in losses"
+        away = _from_line(step)
+        if away is None or (step.of.whitened and (not step.of_one_rollout or _whitened_apart(step))):
+            answer.lacks = "returns that differ, in losses; whitened together, if their estimator whitens"
             continue
-        slope = (ar.sum() - a.sum() * r.sum() / n) / spread
-        slope, start = (slope, (a.sum() - slope * r.sum()) / n) if step.of.whitened else (1.0, 0.0)
-        left = aa - 2 * (slope * ar + start * a) + slope**2 * rr + 2 * slope * start * r + count * start**2
-        away = np.sqrt(np.maximum(left, 0.0) / count)
         answer.looked_at += len(step.rows)
-        size = math.sqrt(aa.sum() / n)
-        bad = np.flatnonzero(away > 10 * OFF * max(size, OFF))
-        if len(bad):
-            worst = int(away.argmax())
-            said = f"the advantages of a row are {number(away[worst])} from what its returns give"
-            step.broken(answer, worst, f"{said}, in {len(bad)} of {plural(len(step.rows), 'row')}", float(away[worst]))
+        if away.any():
+            worst, bad = int(away.argmax()), np.count_nonzero(away)
+            said = f"the advantages of a row are {number(float(away[worst]))} from what its returns give"
+            step.broken(answer, worst, f"{said}, in {bad} of {plural(len(step.rows), 'row')}", float(away[worst]))
 
 
 def _inside(values: Numbers, limits: Sequence[float]) -> bool:
@@ -354,37 +395,3 @@ def _inside(values: Numbers, limits: Sequence[float]) -> bool:
 def _tolerance(*values: Numbers) -> float:
     largest = [float(np.abs(each).max(initial=0.0)) for each in values]
     return OFF * max([1.0, *largest])
-
-
-def advantages(calls: Calls, answer: Answer) -> None:
-    flat_groups, groups = 0, 0
-    weightless: list[Numbers] = []
-    for words, losses in steps(calls):
-        rows = [call.weightless for call in losses if call.weightless is not None]
-        if not rows or not learns(losses):
-            continue
-        rewards: dict[bytes, set[float]] = defaultdict(set)
-        members: Counter[bytes] = Counter()
-        for call in losses:
-            given = call.array("rewards")
-            for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
-                rewards[prompt].add(float(reward))
-                members[prompt] += 1
-        flat = sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
-        groups, flat_groups = groups + sum(count > 1 for count in members.values()), flat_groups + flat
-        weightless += rows
-        none = sum(map(len, rows)) > 1 and np.concatenate(rows).all()
-        if none and flat and flat == len(members):
-            answer.lacks = "a step whose prompts have different rewards: of equal ones, advantages are 0"
-            continue
-        answer.looked_at += 1
-        if none:
-            said, side = f"{words}: every advantage is 0, so nothing is learned", ""
-            if any(len(of) > 1 for of in rewards.values()):
-                said, side = f"{said}, although rewards differ", TRAINER
-            answer.violated(losses[0], said, side=side)
-    if weightless:
-        share = float(np.concatenate(weightless).mean())
-        answer.figures.append(("rows without advantage", f"{share:.1%}"))
-        if groups:
-            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
@@ -14,7 +14,7 @@ from actordbg.document.blocks import EITHER, TRAINER, number
 from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, Terms, aggregation
 from actordbg.recorded.mask_laws import NEVER
 from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, steps
+from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, learns, steps
 
 LOSS_OFF = {True: 1e-4, False: 0.01}
 """Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
@@ -168,3 +168,37 @@ def agreement(calls: Calls, answer: Answer) -> None:
                 answer.figures = [("rollout and trainer apart, by token", f"{mean:.2g} nats")]
             if text:
                 answer.violated(losses[0], f"{words}: {name} are {text}", size=mean, side=side)
+
+
+def advantages(calls: Calls, answer: Answer) -> None:
+    flat_groups, groups = 0, 0
+    weightless: list[Numbers] = []
+    for words, losses in steps(calls):
+        rows = [call.weightless for call in losses if call.weightless is not None]
+        if not rows or not learns(losses):
+            continue
+        rewards: dict[bytes, set[float]] = defaultdict(set)
+        members: Counter[bytes] = Counter()
+        for call in losses:
+            given = call.array("rewards")
+            for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
+                rewards[prompt].add(float(reward))
+                members[prompt] += 1
+        flat = sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
+        groups, flat_groups = groups + sum(count > 1 for count in members.values()), flat_groups + flat
+        weightless += rows
+        none = sum(map(len, rows)) > 1 and np.concatenate(rows).all()
+        if none and flat and flat == len(members):
+            answer.lacks = "a step whose prompts have different rewards: of equal ones, advantages are 0"
+            continue
+        answer.looked_at += 1
+        if none:
+            said, side = f"{words}: every advantage is 0, so nothing is learned", ""
+            if any(len(of) > 1 for of in rewards.values()):
+                said, side = f"{said}, although rewards differ", TRAINER
+            answer.violated(losses[0], said, side=side)
+    if weightless:
+        share = float(np.concatenate(weightless).mean())
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
+        if groups:
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))

@@ -309,7 +309,7 @@ LAWS = (
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
         "print a group's rewards: if all are equal, correct the reward, or take other prompts or more samples of each",
         (LOSS, "advantages"), "",
-        fails="every advantage is 0, so nothing is learned", judge=advantage_laws.advantages,
+        fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
     ),
     RecordedLaw(
         "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
@@ -350,6 +350,11 @@ LAWS = (
         "compute exp(trainer's old log-probs - engine's log-probs), apply it once, cap it as set",
         (*_OF_LOSS, "term_weights", "rollout_log_probs"), TRAINER,
         fails="importance weights are not exp(old - rollout log-probs)", judge=_importance, over_calls=False,
+    ),
+    RecordedLaw(
+        "temperature", "a row is sampled and scored at one temperature", "trl#4159",
+        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER,
+        judge=_temperature,
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
@@ -395,11 +400,6 @@ LAWS = (
         "compare the ranks, from the broadcast at the start to the averaging of gradients",
         ("recorded weights of several ranks",), TRAINER, judge=_ranks,
         fails="ranks have different weights",
-    ),
-    RecordedLaw(
-        "temperature", "a row is sampled and scored at one temperature", "trl#4159",
-        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER,
-        judge=_temperature,
     ),
     RecordedLaw(
         "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",

@@ -69,8 +69,9 @@ def actions(calls: Calls, answer: Answer) -> None:
 
 
 def update(calls: Calls, answer: Answer) -> None:
-    """Look for steps whose ratio is exactly 1, although updates came since their old log-probs were computed."""
+    """Look for steps whose ratio is exactly 1, although updates came since their rows were first scored."""
     scored: dict[tuple[str, bytes], list[int]] = defaultdict(list)
+    trained = dict[tuple[str, bytes], int]()
     for run, step, key in _scored(calls):
         if step is not None:
             scored[run, key].append(step)
@@ -81,7 +82,12 @@ def update(calls: Calls, answer: Answer) -> None:
         assert step is not None
         if first.record.role != "policy loss":
             continue
-        last = [max((at for at in scored[run, key] if at <= step), default=None) for call in losses for key in call.row_keys]
+        rows = [(run, key) for call in losses for key in call.row_keys]
+        last = [max((at for at in scored[row] if at <= trained.get(row, step)), default=None) for row in rows]
+        unlikely = [each for call in losses for each in (call.surprisal if call.surprisal is not None else np.zeros(call.rows))]
+        for row, surprisal in zip(rows, unlikely, strict=False):
+            if surprisal > IMPROBABLE:  # others may be sampled anew
+                trained.setdefault(row, step)
         since = [at for at in last if at is not None]
         moves = [(run, at) in updates for at in range(min(since, default=step), step)]
         if _updates(losses):
@@ -92,7 +98,7 @@ def update(calls: Calls, answer: Answer) -> None:
             continue
         answer.looked_at += 1
         if not any(call.moved is None or call.moved.any() for call in losses):
-            since_then = f"although {plural(sum(moves), 'update')} came since the old log-probs"
+            since_then = f"although {plural(sum(moves), 'update')} came since the rows were scored"
             said = f"{words}: every ratio is exactly 1, of {plural(tokens, 'token')}, {since_then}"
             answer.violated(first, said)
 

@@ -89,15 +89,15 @@ RULES = {
         ),
         (
             "KL term",
-            "backward gets no KL term",
+            "backward gets no KL term, or another than is set",
             "backward gets the KL term",
-            "add the KL term to the loss before backward",
+            "add the KL term to the loss before backward, with its sign and estimator",
         ),
         (
             "entropy term",
-            "backward gets no entropy term",
+            "backward gets no entropy term, or its negative",
             "backward gets the entropy term",
-            "add the entropy term to the loss before backward",
+            "subtract the entropy term from the loss before backward",
         ),
         (
             "doubled loss",

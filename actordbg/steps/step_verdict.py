@@ -171,10 +171,13 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
     coefficient = float(loss.fact("entropy_coef") or 0.0)
     terms = {"KL": _kl_term(micro_batch) * per_term, "entropy": -coefficient * (entropy or 0.0) * per_term}
     known = sum(terms.values())
+    of_others = {f"with that of {each}": _kl_term(micro_batch, each) * per_term for each in ("k1", "k2", "k3")}
     for name, term in terms.items():
-        if abs(term) > limit * size and abs(extra - known + term) <= limit * abs(term):
-            words = f"{micro_batch.name}: backward gets {number(got)} without the {name} term, {number(term)}"
-            return broken(f"{name} term", words)
+        changed = {"without it": 0.0, "with it negated": -term} | (of_others if name == "KL" else {})
+        for how, other in changed.items():
+            if abs(term - other) > limit * size and abs(extra - known + term - other) <= limit * abs(term - other):
+                words = f"{micro_batch.name}: backward gets {number(got)}, {how}: the {name} term is {number(term)}"
+                return broken(f"{name} term", words)
     if loss.fact("aux_loss_coef") or (coefficient and entropy is None):
         return None
     if size and abs(recorded) > limit * size and near(float(got), 2 * recorded + known, limit):
@@ -192,13 +195,13 @@ def _per_term(micro_batch: MicroBatch, by_token: bool = True) -> float:
     return 1 / own if by is None else float(micro_batch.loss.fact("dp_size") or 1) / float(by)
 
 
-def _kl_term(micro_batch: MicroBatch) -> float:
-    """Return the sum of the KL penalty's terms times its coefficient; 0 without one."""
+def _kl_term(micro_batch: MicroBatch, estimator: str = "") -> float:
+    """Return the sum of the KL penalty's terms times its coefficient; 0 without one. estimator: another than the run's."""
     loss = micro_batch.loss
     known, base = loss.log_probs(), loss.array("base_action_log_probs")
     if not (loss.fact("kl.use_loss") and loss.fact("kl.init_coef")) or base is None or loss.active is None:
         return 0.0
-    terms = kl_terms(np, loss.fact("kl.estimator"), known["log_probs"].astype("f8"), base.astype("f8"))
+    terms = kl_terms(np, estimator or loss.fact("kl.estimator"), known["log_probs"].astype("f8"), base.astype("f8"))
     return 0.0 if terms is None else float(np.where(loss.active, terms, 0.0).sum()) * float(loss.fact("kl_ctl") or 0.0)
 
 

@@ -173,15 +173,24 @@ def of_trl(step, mode="sequence_mask", factor=1.0):
         t["context.term_weights"] = (apart if factor else -apart).exp() * (factor or 1.0)
 
 
-def epochs(step, apart=0.01, at=4):
-    """Another epoch over the same rows, after an update."""
+def epochs(step, apart=0.01, at=4, scored=False):
+    """Another epoch over the same rows, after an update. scored: they were scored again."""
     again = [{name: tensor.clone() for name, tensor in t.items()} for t in step.tensors[: RANKS * MICRO]]
     for t in again:
         t["log_probs"] = t["old_log_probs"] - apart
     step.tensors += again
     step.facts = step.facts + step.facts[: len(again)]
     step.fields = step.fields + [fields | {"step": at} for fields in step.fields[: len(again)]]
-    step.not_scored += len(again)
+    step.not_scored += 0 if scored else len(again)
+
+
+def whitened_alone(step, ranks):
+    """Whiten the advantages of each micro-batch alone, or of each of so many ranks."""
+    parts = [step.tensors[rank::ranks] for rank in range(ranks)] if ranks else [[t] for t in step.tensors]
+    for part in parts:
+        tokens = torch.cat([t["advantages"][t["action_mask"]] for t in part])
+        for t in part:
+            t["advantages"] = (t["advantages"] - tokens.mean()) / tokens.std()
 
 
 def referred(step, apart=0.0):
@@ -290,7 +299,7 @@ WHOLE_STEPS: dict[str, Callable[..., Any]] = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],
-    "calls": lambda step: unlike_counts(step),
+    "calls": lambda step: unlike_counts(step), "whiten": whitened_alone,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, first twice, no middle, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, first twice, no middle, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
     clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -148,10 +148,9 @@ class RecordedRun:
         for number, (place, rank, batch) in enumerate(batches):
             by = whole * (1 + self.apart * rank)  # what a rank counts for itself
             loss = self.loss(self._terms(batch, clipped=self.clipped)).sum() / by * dp_size
-            backward = loss * (2 if self.doubled else 1) + (
-                0.1 * self._kl(batch).sum() / by * dp_size if self.kl == "right" else 0.0
-            )
-            backward = backward - (0.1 * self._entropies[number] / by * dp_size if self.entropy == "right" else 0.0)
+            kl = {"right": 1.0, "negated": -1.0, "k2": 0.5 * self._kl(batch)}.get(self.kl, 0.0) * self._kl(batch)
+            bonus = {"right": 1.0, "negated": -1.0}.get(self.entropy, 0.0) * self._entropies[number]
+            backward = loss * (2 if self.doubled else 1) + 0.1 * (kl.sum() - bonus) / by * dp_size
             common = {
                 "batch_size": ROWS, "seq_len": PROMPT + ANSWER, "tokens": int(batch["attention_mask"].sum()), "run": "ppo",
                 "world_size": self.ranks, "model_dtype": "float32", "action_len": ANSWER, "rank": rank, "step": self._step, "training": True,
