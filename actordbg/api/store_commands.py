@@ -183,6 +183,7 @@ class StoreCommands(PlainCommands):
             replay (REPLAY): Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.
         """
         from actordbg.api.explaining import locate_answer, run_located
+        from actordbg.catalog.dump_verdicts import LOCATED
 
         desk = self._desk
         if replay is not None and (where is not None or settings):
@@ -191,7 +192,7 @@ class StoreCommands(PlainCommands):
         if replay is not None:
             self._store.require_writable()
             spec = desk.replayed(replay)
-            command = desk.client.command or f"actordbg locate {spec.replay_id}"
+            command = f"{LOCATED}{spec.replay_id}"  # as of `explain`: "last" goes on meaning what was judged
         else:
             chosen, flags = self._asked(where, settings)
             chosen = desk.selected(chosen)

@@ -82,8 +82,7 @@ def import_(
     )
     if summary.added:
         read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
-        ratio = summary.bytes_read / summary.bytes_stored
-        say(f"run {listed(summary.runs)}: {read} of files became {stored} ({ratio:.1f} times smaller)")
+        say(f"run {listed(summary.runs)}: {read} of files became {stored}")
     if summary.added or summary.present:
         say_next("actordbg check")
     require_good(not summary.refused)

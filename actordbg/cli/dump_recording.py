@@ -60,6 +60,11 @@ def disable(ctx: typer.Context, *, run: str | None = None) -> None:
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
     own = name if name is not None and store.control_of(name).exists() else None
+    switch = control_before(store, own)
+    if name is not None and own is None and switch is not None and switch.enabled and switch.run != name:
+        raise UsageError(
+            f"no job {name} is recorded; run {switch.run} is", hint=f"`actordbg dump disable --run {switch.run}` stops it"
+        )
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
     keep_answer(_answer(store, control_before(store, jobs[0]), False, any(changed), own))

@@ -77,8 +77,8 @@ def verify(ctx: typer.Context, where: Where = None) -> None:
         say(damage_line(item))
     good, bad = len(paths) - len(damaged), len(damaged)
     say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged", sums_up=True)
-    if any(item.code == CorruptDump.code for item in damaged):
-        note("run `actordbg dump prune --damaged` to remove files with a corrupt header")
+    if damaged:
+        say_next("actordbg store fsck --repair")
     require_good(not damaged)
     require_some(len(paths))
 

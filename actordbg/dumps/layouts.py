@@ -106,8 +106,8 @@ def _of_table(ids: str, content: Any) -> Iterator[Fields]:
     if isinstance(content, list):
         for part in content:
             yield from _of_table(ids, part)
-    elif isinstance(content[ids], dict):
-        raise Unsupported(f"its {ids} are of a class that is not read", hint="save lists, numpy arrays or tensors")
+    elif isinstance(content[ids], dict | int | float):
+        raise Unsupported(f"its {ids} are of a type that is not read", hint="save lists, numpy arrays or tensors")
     elif len(content[ids]) and not np.ndim(content[ids][0]):
         yield content
     else:

@@ -46,7 +46,7 @@ MOST_VALUES = 2**21
 
 def damaged(message: str) -> CorruptDump:
     """Return the error for a damaged dump, with the command that lists all damaged dumps."""
-    hint = "run `actordbg dump verify` to list every damaged dump, and `actordbg dump prune --damaged` to remove unreadable ones"
+    hint = "`actordbg dump verify` lists every damaged dump, `actordbg store fsck --repair` moves them into quarantine"
     return CorruptDump(message, hint=hint)
 
 

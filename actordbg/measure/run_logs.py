@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, number
+from actordbg.document.blocks import UNCHECKED, WRONG, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.dumps.importer import files_below
@@ -100,7 +100,7 @@ def left_of(logs: Sequence[TrainLog]) -> list[NotChecked]:
 def curve_table(logs: Sequence[TrainLog]) -> Grid:
     """Return a table of the known curves of logs."""
     head: Sequence[str] = ("log", "metric", "steps", "first third", "last third", "trend")
-    rows: list[Sequence[str]] = [
+    rows: list[tuple[str, ...]] = [
         (Path(log.path).name, curve.name, str(len(curve.values)), number(curve.early, 3), number(curve.late, 3), curve.trend.word)
         for log in logs
         for curve in curves_of(log).of.values()
@@ -108,6 +108,7 @@ def curve_table(logs: Sequence[TrainLog]) -> Grid:
     ]
     if len(logs) == 1:
         head, rows = head[1:], [row[1:] for row in rows]
+    rows = [*dict.fromkeys(rows)]  # a supervised loss is a loss, too
     return Grid(head, rows, {"log", "metric", "trend"}, wraps=True)
 
 
@@ -117,7 +118,7 @@ def answer(logs: Sequence[TrainLog]) -> CommandResult:
     findings = Findings(judge_logs(logs), left=left_of(logs))
     held = len(findings.held)
     right = f"the curves of {names} keep {plural(held, 'rule')}; a fault that leaves them as they are is not seen"
-    verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
+    verdict = verdict_of(findings, right, {WRONG: "actordbg dump enable --calls forward,loss"})
     known = [(quantity, curve) for log in logs for quantity, curve in curves_of(log).of.items()]
     short = not any(curve.long for quantity, curve in known if quantity not in ("loss", SUPERVISED_LOSS))
     if (held < 2 or short) and not findings.found:

@@ -27,7 +27,7 @@ from typing import Any
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault, reason_of
 from actordbg.base.fault import scrub
-from actordbg.base.owners import Owner, is_mine
+from actordbg.base.owners import Owner
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
 from actordbg.base.units import LAST, resolve
 from actordbg.debug.meeting import Relay, clear_away
@@ -136,7 +136,9 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
     """Read a replay's specification and the user who wrote it: another user's needs confirmation before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
     if name in (LAST, f"@{LAST}"):  # a replay to resume may not have ended
-        name, ids = LAST, [replay_id for replay_id in ids if is_mine(store.replays / replay_id)] or ids
+        from actordbg.catalog.query import list_own_replays
+
+        name, ids = LAST, [row.replay_id for row in reversed(list_own_replays(store, typed=True))]
     elif not any(replay_id.startswith(name) for replay_id in ids):
         from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
 

@@ -179,6 +179,12 @@ def test_disable_reaches_every_job_or_one(store):
     assert not read_control(store, "two").enabled and not read_control(store).enabled
 
 
+def test_disable_of_another_run_leaves_the_recording_on_and_names_it(store):
+    run(store, "enable", "--run", "a")
+    assert "run a is" in run(store, "disable", "--run", "b", fails=UsageError).message
+    assert read_control(store).enabled and "off" in run(store, "disable", "--run", "a")
+
+
 def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     run(store, "enable", "--run", "a")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip

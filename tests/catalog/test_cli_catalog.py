@@ -99,6 +99,7 @@ def test_verify_names_every_damaged_file_and_exits_1(store):
     out = run(store, "verify", "--quiet", code=1).stdout
     assert all(store.relative(path) in out for path in (torn, flipped, junk, untrue))
     assert "2 good, 4 damaged" in out and "are not those of its record" in out
+    assert "next: actordbg store fsck --repair" in run(store, "verify", code=1).output, "`prune --damaged` goes by the catalog"
     answer = json.loads(run(store, "verify", "--where", f"dump_id='{records[0].dump_id}'", "--json", code=1).stdout)
     assert (answer["checked"], answer["damaged"][0]["code"]) == (1, "corrupt-dump")
 

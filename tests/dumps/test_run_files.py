@@ -158,6 +158,13 @@ def test_a_store_in_the_folder_is_not_read_as_a_trainers_files(tmp_path, monkeyp
     assert {path.name} == {each.name for each in find_files([tmp_path]) if each.suffix == path.suffix}
 
 
+@pytest.mark.parametrize("row", [{"input_ids": 5, "loss_mask": 1}, {"prompt_ids": [1, 2], "completion_ids": 7}])
+def test_an_id_in_place_of_a_list_is_refused_in_our_own_words(row, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    answer = typed("lint", str(tmp_path / "rows.jsonl"))
+    assert answer.returncode == 3 and "of a type that is not read" in answer.stderr, answer.stderr
+
+
 def test_what_a_file_lacks_is_said(store, tmp_path):
     path, _ = written("prime-rl", tmp_path)
     (path.parent / "STABLE").unlink()

@@ -15,6 +15,7 @@ from amounts import first_or_all
 from replaycases import publish
 from typer.testing import CliRunner
 
+from actordbg.catalog.query import newest_configuration
 from actordbg.cli.app import app
 from actordbg.replay.supervise import load_spec
 
@@ -96,6 +97,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     assert faulty.exit_code == 1, faulty.output
     cause = "model.layers.1.input_layernorm.variance_epsilon is 0.001; transformers' model from this checkpoint has 1e-06"
     assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
+    assert newest_configuration(store).replay_id == answer["replay_id"], "that of a replay's modules keeps no tensors to compare"
     explained = CliRunner().invoke(app, [*options[:2], "explain", "--json"])
     why = json.loads(explained.stdout)["explanation"]
     assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output

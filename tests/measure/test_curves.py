@@ -273,3 +273,10 @@ def test_a_trainers_state_that_was_cut_off_is_refused_and_not_read_as_text(tmp_p
     ):
         result = typed(*map(str, words))
         assert result.returncode == 4 and "ends in the middle" in result.stderr, result
+
+
+def test_a_supervised_loss_has_one_line_and_a_log_alone_sends_nobody_to_a_store(tmp_path):
+    history = [{"step": step, "loss": 2 - step / 100, "grad_norm": 1 + step % 7 / 99} for step in range(1, 90)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    out = typed("lint", str(tmp_path)).stdout
+    assert out.startswith("RIGHT") and out.count("\n  loss  ") == 1 and "next: " not in out, out

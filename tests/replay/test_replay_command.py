@@ -287,6 +287,14 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(s
     assert "on 2 workers (fsdp2)" in done.stdout and "DEBUG_DISABLE_FSDP has no effect" in done.stderr
 
 
+def test_the_last_replay_to_continue_is_not_one_that_another_command_started(store):
+    inputs = publish(store, 2)
+    write_replay(store, "20250619T052608-000001", inputs, status="interrupted", dtype="bf16")
+    write_replay(store, "20250619T052608-000002", inputs, truth="fp32")
+    write_replay(store, "20250619T052608-000003", inputs[:1], command="modules of replay 20250619T052608-000001")
+    assert "2 inputs" in invoke(store, "--resume", "last", "--dry-run").stdout
+
+
 JOINING = """
 import torch, torch.distributed as dist
 from actordbg.actor.backends.backend import Place, initialize
