@@ -9,6 +9,7 @@ import figures
 import pytest
 import same
 import yaml
+from amounts import WHOLE
 from casefiles import cases_of
 from roots import ROOT
 
@@ -134,6 +135,7 @@ def test_same_compares_what_does_not_change_from_run_to_run():
     }  # fmt: skip
 
 
+@pytest.mark.skipif(not WHOLE, reason="make whole")
 def test_the_figures_of_the_house_can_be_printed(tmp_path):
     modules, lines = figures.trainer(ROOT)
     assert modules > 0 and lines > 1000

@@ -50,18 +50,19 @@ def sampled(model, seed):
 
 @dataclass
 class Bench:
-    """A model's dumps (one, and two in `make whole`), their truth under all causes, and healthy log-probs: each row alone, and a replay's."""
+    """A model's dumps, their truth under all causes, and healthy log-probs: each row alone, and a replay's."""
 
     model: str
     dtype: str
     cache: Path
     seed: int = 0
+    count: int = amount(1, 2)
 
     def __post_init__(self):
         from transformers import AutoModelForCausalLM
 
         self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
-        self.dumps = [sampled(self.plain, self.seed + index) for index in range(amount(1, 2))]
+        self.dumps = [sampled(self.plain, self.seed + index) for index in range(self.count)]
         self.opened = contextlib.ExitStack()
         self.session = self.open(attn="sdpa")
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
@@ -239,7 +240,7 @@ def planted(cache):
     for family, dtype in first_or_all((("llama", "fp32"), ("qwen3", "bf16"))):
         if dtype == "fp32":
             in_bf16_numbers(model_of(cache, family))
-        bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
+        bench, case = Bench(str(model_of(cache, family)), dtype, cache, count=2), (family, dtype)
         for name, (plant, size) in PLANTED.items():
             found = bench.explain(bench.values(bench.ran(plant)))
             if dtype == "bf16" and name in HIDDEN:
@@ -259,7 +260,7 @@ def arranged(bench, case):
     """What moves log-probs without a model: a shift, rows that are others', placeholders; and what is nobody's is unknown."""
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
-    named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 2 * len(healthy), case)
+    named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 4, case)
     if "fp32" in case:
         named(
             bench.explain([torch.from_numpy(each).bfloat16().float().numpy() for each in healthy]), "log-probs in bf16", 1, case
