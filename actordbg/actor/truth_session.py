@@ -174,8 +174,8 @@ class TruthSession(Decided):
         closed: Mapping[str, Closed] | None = None,
         objective: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> ForwardOutcome:
-        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`. With
-        them, or with {}, no operation is looked at for a narrower dtype, which takes as long as the forward.
+        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`.
+        With them, or with {}, no operation is looked at for a narrower dtype, which takes as long as the forward.
 
         objective: a row's part of another loss, of its number, its actions' columns, log-probs [n] and logits [n, V].
         """
