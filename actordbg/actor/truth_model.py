@@ -200,8 +200,8 @@ class _InDouble(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return _CASTS.get(func, func)(*(_widened(value) for value in args), **wide)
+        wide = {name: _widened(value) for name, value in kwargs.items()} if kwargs else {}
+        return _CASTS.get(func, func)(*map(_widened, args), **wide)
 
 
 def _widened(value: Any) -> Any:

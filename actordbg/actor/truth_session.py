@@ -148,7 +148,7 @@ class TruthSession(Decided):
             for fault, sizes in sizes_of(self.model, self._dtype).items():
                 for size in sizes:
                     with planted(self.model, fault, size):
-                        outcome.tensors[f"{PREFIX}{fault}/{size:g}"] = self._rows(call, dump, False).log_probs
+                        outcome.tensors[f"{PREFIX}{fault}/{size:g}"] = self._rows(call, dump, False, {}).log_probs
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
@@ -175,6 +175,7 @@ class TruthSession(Decided):
         objective: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> ForwardOutcome:
         """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`.
+        With them, or with {}, no operation is looked at for a narrower dtype, which takes as long as the forward.
 
         objective: a row's part of another loss, of its number, its actions' columns, log-probs [n] and logits [n, V].
         """

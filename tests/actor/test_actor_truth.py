@@ -3,6 +3,7 @@
 Both scenarios run in one process of its own (`actorcases.run_scenario`), with the asserts in it.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -206,6 +207,8 @@ def refusals(cache):
         with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
             session.model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
         assert sum(narrowed.counts.values()) > 10, "the check of fp64 would see it"
+        with patch.object(truth_model, "in_double", lambda _: contextlib.nullcontext()):
+            assert any("in float32" in note for note in session.run(make_dump(0), backward=False).notes)
 
     path, _, config = model_of(cache)
     (dropping := cache / "dropping").mkdir()

@@ -14,7 +14,7 @@ from syscall_killer import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "this machine can")]
 
-EVERY, OFFSET = 1200, 61
+EVERY, OFFSET = 2400, 61
 
 
 @pytest.fixture(scope="module")

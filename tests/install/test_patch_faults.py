@@ -166,7 +166,8 @@ def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states
         for kind, other in (("io", "interrupt"), ("interrupt", "io")):
             state, count = _tried(faulty, folder, operation, {first: kind}, sys.maxsize)
             states[f"one fault: {state}"] += 1
-            seconds = range(first + 1, count + 1 if operation != "renew" else 0, amount(40, 1))  # renewing undoes as `patch` does
+            end = count + 1 if operation != "renew" else 0  # renewing undoes as `patch` does
+            seconds = range(first + 1, end, amount(120, 1))
             for second in seconds:
                 state, _ = _tried(faulty, folder, operation, {first: kind, second: other}, sys.maxsize)
                 states[f"two faults: {state}"] += 1

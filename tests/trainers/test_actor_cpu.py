@@ -1,7 +1,7 @@
 """OpenRLHF without CUDA: what `install_cpu_support` makes possible, and what it leaves alone.
 
-One fresh process (the support changes torch, so it has no place in this one) does everything and prints what it found; the tests
-read that. It has no compiler on its PATH, so anything that would compile C++ fails there.
+One process (the support changes torch, so it has no place in this one) does everything and prints what it found; the tests read
+that. It has no compiler on its PATH, so anything that would compile C++ fails there.
 """
 
 import json
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from roots import ROOT
+from roots import environment
 
 from actordbg.actor.models import build_tiny
 from actordbg.trainers.openrlhf.cpu import CpuDevice
@@ -100,7 +100,7 @@ print("FACTS" + json.dumps(facts))
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
+def facts(tmp_path_factory, template_of_workers):
     """What the probe found out in its own process."""
     import torch
 
@@ -110,8 +110,9 @@ def facts(tmp_path_factory):
     model = build_tiny(folder / "model", vocab_size=512)
     (folder / "extensions").mkdir()
     port = str(20000 + os.getpid() % 20000)
-    env = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    env |= {"TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "RANK": "0", "WORLD_SIZE": "1"}
+    env = environment(TEMPLATE_OF_WORKERS=str(template_of_workers), FORKED_PROGRAM="-c")
+    env |= {"HOME": str(folder), "PATH": "", "HF_HUB_OFFLINE": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    env |= {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-c", PROBE, str(model)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
