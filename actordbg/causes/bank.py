@@ -188,6 +188,13 @@ BANK: tuple[Cause, ...] = (
         0.0, closed=by.rounded_logits, sizes=(1,), rounds=True,
     ),
     Cause(
+        "log-softmax in bf16",
+        "the log-softmax was computed in bf16",
+        "convert the logits to fp32 before the log-softmax, and keep autocast off there",
+        "",
+        0.0, closed=by.narrow_softmax, sizes=(1,), rounds=True,
+    ),
+    Cause(
         "log-probs in bf16",
         "log-probs were rounded to bf16",
         "keep log-probs in fp32: a difference of two of them is the ratio's logarithm",

@@ -35,6 +35,10 @@ def rounded_logits(_model: Any, _size: float) -> Closed:
     return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
 
 
+def narrow_softmax(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits.bfloat16().log_softmax(-1), chosen.labels)
+
+
 def rounded_scores(_model: Any, _size: float) -> Closed:
     return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
 

@@ -265,6 +265,8 @@ def arranged(bench, case):
         named(
             bench.explain([torch.from_numpy(each).bfloat16().float().numpy() for each in healthy]), "log-probs in bf16", 1, case
         )
+        in_bf16 = bench.moved(lambda _, logits: logits.bfloat16().log_softmax(-1).float())
+        named(bench.explain(in_bf16), "log-softmax in bf16", 1, case)
     ones, counted = (lambda real, _: real | True), lambda real: (real.cumsum(-1) - 1).clamp(min=0)
     running = lambda real: real.flatten().cumsum(0).view(real.shape) - 1  # noqa: E731
     sampled = lambda real, actions: torch.nn.functional.pad(actions, (real.shape[1] - actions.shape[1], 0))  # noqa: E731
