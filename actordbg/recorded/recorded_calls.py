@@ -213,8 +213,7 @@ class RecordedCall:
         if self.sequences is None or where is None or where.shape != self.sequences.shape:
             return []
         rows = zip(self.sequences, where, strict=True)
-        texts = [row[kept].astype("<i8").tobytes() for row, kept in rows]
-        return [blake2b(text, digest_size=12).digest() for text in texts]
+        return [blake2b(row[kept].astype("<i8").tobytes(), digest_size=12).digest() for row, kept in rows]
 
     @cached_property
     def counts(self) -> Numbers | None:
@@ -227,8 +226,7 @@ class RecordedCall:
         if self.active is None:
             return None
         width = self.active.shape[1]
-        ends = width - self.active[:, ::-1].argmax(1)
-        return np.where(self.active.any(1), ends - self.active.argmax(1), 0)
+        return np.where(self.active.any(1), width - self.active[:, ::-1].argmax(1) - self.active.argmax(1), 0)
 
     @cached_property
     def holes(self) -> Numbers | None:
@@ -257,9 +255,7 @@ class RecordedCall:
         """Return how unlikely each row's actions were, in nats: the negated sum of their log-probs, [B]."""
         known = self.log_probs()
         values = next((known[name] for name in ("old_log_probs", "action_log_probs", "log_probs") if name in known), None)
-        if values is None or self.active is None:
-            return None
-        return -np.where(self.active, values, 0.0).sum(1)
+        return None if values is None or self.active is None else -np.where(self.active, values, 0.0).sum(1)
 
     @cached_property
     def heads(self) -> dict[str, Numbers]:
@@ -332,13 +328,11 @@ class RecordedCall:
             of_kl = penalty(np, "kl", loss, named)
             if of_kl is None:
                 return None
-            kl = np.where(mask, of_kl, 0.0).sum(1) / np.maximum(count, 1)
-            apart += share * loss["kl_coef"] * float(kl.mean())
+            apart += share * loss["kl_coef"] * float((np.where(mask, of_kl, 0.0).sum(1) / np.maximum(count, 1)).mean())
         if loss.get("entropy_coef") and (share := loss.get("entropy_share")) is not None:
             if "entropy" not in named:
                 return None
-            entropy = float(named["entropy"][mask].mean()) if mask.any() else 0.0
-            apart -= share * loss["entropy_coef"] * entropy
+            apart -= share * loss["entropy_coef"] * float(named["entropy"][mask].mean()) if mask.any() else 0.0
         means, rows = each.sum(1)[count > 0] / count[count > 0], int((count > 0).sum())
         return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), rows, apart)
 

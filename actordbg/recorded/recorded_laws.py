@@ -207,25 +207,23 @@ _ESTIMATED = (LOSS, "advantages", "advantage.estimator")
 LAWS = (
     RecordedLaw(
         "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
-        "eval-protocol PR#457",
-        "look for a shift by one first: column j of a mask [B, A] is token S - A + j", ("action_mask",), TRAINER,
-        fails="the action mask does not fit the tokens", judge=_lengths, over_calls=False,
+        "eval-protocol PR#457", "look for a shift by one first: column j of a mask [B, A] is token S - A + j", ("action_mask",),
+        TRAINER, fails="the action mask does not fit the tokens", judge=_lengths, over_calls=False,
     ),
     RecordedLaw(
         "finite", "log-probs, advantages, rewards, losses, norms and rates are finite", "NeMo-RL#2100",
-        "`actordbg check --model YOUR_MODEL` says whether the model gives them", ("log_probs",), TRAINER,
-        judge=_finite, over_calls=False,
+        "`actordbg check --model YOUR_MODEL` says whether the model gives them", ("log_probs",), TRAINER, judge=_finite,
+        over_calls=False,
     ),
     RecordedLaw(
         "beginning", "a row begins with one BOS", "open-r1 PR#462",
-        "encode a prompt that has a BOS with add_special_tokens=False",
-        ("attention_mask", "bos_token_id"), EITHER, judge=_beginning, over_calls=False,
-        fails="a row begins with two BOS tokens",
+        "encode a prompt that has a BOS with add_special_tokens=False", ("attention_mask", "bos_token_id"), EITHER,
+        judge=_beginning, over_calls=False, fails="a row begins with two BOS tokens",
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0, and none of a sampled token below -100", "verl#2656",
-        "normalize with log_softmax over the whole vocabulary, in fp32",
-        ("log_probs",), TRAINER, judge=_positive, over_calls=False,
+        "normalize with log_softmax over the whole vocabulary, in fp32", ("log_probs",), TRAINER, judge=_positive,
+        over_calls=False,
     ),
     RecordedLaw(
         "entropy", "entropies are within 0 and the logarithm of the vocabulary's size", "Cover and Thomas 2006, theorem 2.6.4",
@@ -239,8 +237,7 @@ LAWS = (
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
         "if all were cut off, raise the completion length or do not mask them; else see how the mask finds the response",
-        _OF_LOSS, "",
-        fails="no token counts as an action, so nothing is learned", judge=step_laws.actions,
+        _OF_LOSS, "", fails="no token counts as an action, so nothing is learned", judge=step_laws.actions,
     ),
     RecordedLaw(
         "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
@@ -264,9 +261,8 @@ LAWS = (
     ),
     RecordedLaw(
         "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
-        "mask tokens that the engine did not sample (an appended end token, tool output)",
-        (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=mask_laws.placeholder, over_calls=False,
-        fails="a placeholder 0.0 is trained on as a log-prob",
+        "mask tokens that the engine did not sample (an appended end token, tool output)", (*_OF_LOSS, "rollout_log_probs"),
+        ROLLOUT, judge=mask_laws.placeholder, over_calls=False, fails="a placeholder 0.0 is trained on as a log-prob",
     ),
     RecordedLaw(
         "agreement", "the log-probs of rollout and old policy follow those of the loss from the first action", "NeMo-RL PR#1767",
@@ -296,9 +292,8 @@ LAWS = (
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",
-        "look for an id twice among the rollout's results; else see that each rank's sampler has its own share",
-        ("sequences",), EITHER,
-        fails="a row is trained on twice in a step", judge=step_laws.duplicates,
+        "look for an id twice among the rollout's results; else see that each rank's sampler has its own share", ("sequences",),
+        EITHER, fails="a row is trained on twice in a step", judge=step_laws.duplicates,
     ),
     RecordedLaw(
         "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
@@ -308,15 +303,12 @@ LAWS = (
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
         "print a group's rewards: if all are equal, correct the reward, or take other prompts or more samples of each",
-        (LOSS, "advantages"), "",
-        fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
+        (LOSS, "advantages"), "", fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
     ),
     RecordedLaw(
-        "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
-        "slime PR#2235",
-        "give all tokens of a response the same advantage (only GAE, or a KL in the reward, gives each its own)",
-        _ESTIMATED, TRAINER,
-        fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
+        "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own", "slime PR#2235",
+        "give all tokens of a response the same advantage (only GAE, or a KL in the reward, gives each its own)", _ESTIMATED,
+        TRAINER, fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
     ),
     RecordedLaw(
         "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
@@ -330,9 +322,8 @@ LAWS = (
     ),
     RecordedLaw(
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
-        "match rewards and rows by id, not by order; see that advantages rise with rewards",
-        (*_ESTIMATED, "rewards"), TRAINER, judge=advantage_laws.from_rewards,
-        fails="advantages are not what the rewards give",
+        "match rewards and rows by id, not by order; see that advantages rise with rewards", (*_ESTIMATED, "rewards"), TRAINER,
+        judge=advantage_laws.from_rewards, fails="advantages are not what the rewards give",
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
@@ -353,8 +344,7 @@ LAWS = (
     ),
     RecordedLaw(
         "temperature", "a row is sampled and scored at one temperature", "trl#4159",
-        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER,
-        judge=_temperature,
+        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER, judge=_temperature,
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
@@ -364,14 +354,13 @@ LAWS = (
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",
         "compute the trainer's old log-probs once, before the first update; end autocast before a step, as it caches weights",
-        (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
-        fails="the ratio is exactly 1 although the policy was updated", judge=step_laws.update,
+        (*_OF_LOSS, "old_log_probs", "lr"), TRAINER, fails="the ratio is exactly 1 although the policy was updated",
+        judge=step_laws.update,
     ),
     RecordedLaw(
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
         "load it from the checkpoint that the policy began with; under PiSSA or OLoRA a disabled adapter is not that model",
-        _OF_LOSS, TRAINER,
-        fails="the reference model is not the policy's first weights", judge=step_laws.reference,
+        _OF_LOSS, TRAINER, fails="the reference model is not the policy's first weights", judge=step_laws.reference,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
@@ -386,20 +375,18 @@ LAWS = (
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
         "zero gradients once a step; with dynamic batches on ZeRO 1 or 2: drop --train.dynamic_batch_enable, or use ZeRO 3",
-        (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
-        fails="only the last micro-batch's gradient is applied", judge=loss_laws.accumulation,
+        (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER, fails="only the last micro-batch's gradient is applied",
+        judge=loss_laws.accumulation,
     ),
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
-        "look at how rows are divided among ranks: each needs as many micro-batches",
-        ("every call of several ranks",), TRAINER, judge=step_laws.equal_calls,
-        fails="ranks make different numbers of calls in a step",
+        "look at how rows are divided among ranks: each needs as many micro-batches", ("every call of several ranks",), TRAINER,
+        judge=step_laws.equal_calls, fails="ranks make different numbers of calls in a step",
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
         "compare the ranks, from the broadcast at the start to the averaging of gradients",
-        ("recorded weights of several ranks",), TRAINER, judge=_ranks,
-        fails="ranks have different weights",
+        ("recorded weights of several ranks",), TRAINER, judge=_ranks, fails="ranks have different weights",
     ),
     RecordedLaw(
         "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",

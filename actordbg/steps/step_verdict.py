@@ -228,8 +228,7 @@ def of_norm(figures: StepFigures) -> Finding | None:
 def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
     """Yield the rule that each known fault of the gradient breaks, the norm that it gives, and the fault in words."""
     step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
-    actor = step.micro_batches[0].loss.record.actor
-    zero, gas, ratio = actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
+    zero, gas, ratio = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
     if step.places > 1:
         yield (
             "last micro-batch",
