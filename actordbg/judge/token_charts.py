@@ -204,12 +204,16 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
                 lines.append(layer("rule", ends, look, y={"field": "d", "type": "quantitative"}))
             bands += f" The {name} is {number(value, 3)} nats{outside}."
     says = f"{plural(len(points), 'token')} of {plural(len(pairs), 'dump')}; the largest difference is {number(most, 3)} nats."
-    note = f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 with the largest differences, the others evenly sampled."
+    note = ""
+    if len(kept) < len(points):
+        note = (
+            f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 with the largest differences, the others evenly sampled."
+        )
     far = [abs(point["d"]) for point in reversed(points)]
     shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
-    return Chart("A vs. B, per token", says + bands, spec, table, note * (len(kept) < len(points)), half=True)
+    return Chart("A vs. B, per token", says + bands, spec, table, note, half=True)
 
 
 def heat_chart(located: Located) -> Chart | None:

@@ -163,7 +163,7 @@ class LawRun:
             moved = _joined(*(self._changed(where, mask) for where, mask in ways))
         words = f"row {padding.first[0]} depends on the padding" if padding.count else ""
         self._exact("padding", padding, words, "" if bool((~real).any()) else "the input has no padding")
-        self._exact("neighbour", moved, self._who(moved), ONE_ROW * (len(self._rows) < 2))
+        self._exact("neighbour", moved, self._who(moved), ONE_ROW if len(self._rows) < 2 else "")
 
     def _future(self) -> None:
         where = changes.behind_the_middle(self.call)
