@@ -130,8 +130,9 @@ if __name__ == "__main__":
     import torch.distributed.fsdp
     import transformers.dynamic_module_utils
 
-    with contextlib.suppress(ImportError):
-        import deepspeed  # noqa: F401
+    if not os.path.exists("/dev/nvidiactl"):  # it asks for CUDA, and then no fork may use that
+        with contextlib.suppress(ImportError):
+            import deepspeed  # noqa: F401
     for module in OWN:
         importlib.import_module(module)
     gc.freeze()
