@@ -129,6 +129,13 @@ BANK: tuple[Cause, ...] = (
         0.0, laid=by.with_padding, sizes=(1, 2, 3),
     ),
     Cause(
+        "mask of another row",
+        "the attention mask was another row's",
+        "pass rows and their attention masks in one order",
+        "",
+        0.0, laid=by.with_mask_of, sizes=(1, -1),
+    ),
+    Cause(
         "loss mask",
         "answers did not see their prompts: the attention mask was that of the loss",
         "build the attention mask from the padding, not from the loss mask",

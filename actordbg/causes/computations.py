@@ -281,5 +281,11 @@ def with_padding(attended: Any, _sampled: Any, size: float) -> Laid:
     yield from ((row, positions, everything) for row in _alone(everything))
 
 
+def with_mask_of(attended: Any, _sampled: Any, size: float) -> Laid:
+    """Let rows see what the row `size` before attends to; padding has the trainer's position 1."""
+    positions, seen = _positions(attended) * attended + ~attended, attended.roll(int(size), 0)
+    yield from ((row, positions, seen) for row in _alone(attended | True))
+
+
 def without_prompts(attended: Any, sampled: Any, size: float) -> Laid:
     yield from ((row, _positions(attended), sampled) for row in _alone(attended))

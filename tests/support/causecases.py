@@ -276,6 +276,7 @@ def arranged(bench, case):
         "positions run on": bench.called(ones, running, together=True),
         "padding": bench.called(ones, counted),
         "loss mask": bench.called(sampled, counted),
+        "mask of another row": bench.called(lambda real, _: real.roll(1, 0), lambda real: counted(real) * real + ~real),
     }.items():
         named(bench.explain(recorded), name, None, case)
     zeros = [each.copy() for each in healthy]
