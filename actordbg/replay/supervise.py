@@ -138,7 +138,7 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
     if name in (LAST, f"@{LAST}"):  # a replay to resume may not have ended
         from actordbg.catalog.query import list_own_replays
 
-        name, ids = LAST, [row.replay_id for row in reversed(list_own_replays(store, typed=True))]
+        name, ids = LAST, [row.replay_id for row in reversed(list_own_replays(store, typed=True))] or ids
     elif not any(replay_id.startswith(name) for replay_id in ids):
         from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
 
