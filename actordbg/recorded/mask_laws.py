@@ -228,8 +228,12 @@ def cut_off(calls: Calls, answer: Answer) -> None:
     for call in calls:
         end, cut, rewards = call.fact("eos_token_id"), call.array("truncated"), call.array("rewards")
         if call.fact("mask_truncated") is True and end is not None and call.ends is not None and call.fact("multi_turn") is False:
-            last = call.ends[:, 1]
-            answer.rows(call, (last >= 0) & (last != end), "a row that was cut off is not masked, as the trainer is set to")
+            last, pad = call.ends[:, 1], call.fact("pad_token_id")  # to TRL, a sampled pad token is an end, too
+            answer.rows(
+                call,
+                (last >= 0) & (last != end) & (last != pad),
+                "a row that was cut off is not masked, as the trainer is set to",
+            )
         if cut is not None and rewards is not None and cut.size == rewards.size == call.rows:
             by_run[call.record.run].append(call)
     for own in by_run.values():

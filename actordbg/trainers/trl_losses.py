@@ -68,6 +68,7 @@ def _sampling(trainer: Any, estimator: str | None, *, multi_turn: bool | None) -
         "rollout.batch_size": samples and samples // trainer.num_generations,
         "mask_truncated": getattr(trainer, "mask_truncated_completions", None),
         "eos_token_id": ends[0] if len(ends) == 1 else None,
+        "pad_token_id": getattr(getattr(trainer, "_tokenizer", None), "pad_token_id", None),
     }  # fmt: skip
 
 
