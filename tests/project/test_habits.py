@@ -1,15 +1,12 @@
 """The habits of the house: tests measure no time, commits pass the checks that CI runs, and tests lie where a reader looks."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import figures
 import pytest
 import same
 import yaml
-from amounts import WHOLE
 from casefiles import cases_of
 from roots import ROOT
 
@@ -133,11 +130,3 @@ def test_same_compares_what_does_not_change_from_run_to_run():
     assert same.differences(before, again, now) == {
         "ls: rows[0].id": ("1", "2"), "ls: gone": ("x", "-"), "ls: added": ("-", "y")
     }  # fmt: skip
-
-
-@pytest.mark.skipif(not WHOLE, reason="make whole")
-def test_the_figures_of_the_house_can_be_printed(tmp_path):
-    modules, lines = figures.trainer(ROOT)
-    assert modules > 0 and lines > 1000
-    done = subprocess.run([sys.executable, figures.__file__, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 1 and "is not a checkout" in done.stderr
