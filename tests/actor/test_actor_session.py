@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, run_scenario
-from amounts import WHOLE
 
 from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import open_actor
@@ -163,16 +162,8 @@ def configurations(cache):
 
 
 def compiled(cache):
-    """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++). `locatecases` names a backend.
-
-    Inductor's kernels, half a minute of C++, are compiled in `make whole`; else the graph that it is asked for runs without them.
-    """
-    eager, compile_it = [], torch.nn.Module.compile
-
-    def without_kernels(module, *, backend, **options):
-        compile_it(module, backend="aot_eager" if backend == "inductor" else backend, **options)
-
-    torch.nn.Module.compile = compile_it if WHOLE else without_kernels
+    """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++). `locatecases` names a backend."""
+    eager = []
     for asked, off in (({}, 0.0), ({"compile": True}, 1e-4)):
         with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:
             runs = [session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))]
