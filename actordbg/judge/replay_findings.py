@@ -24,7 +24,7 @@ RUNS = Rule("runs", "a call runs, and its log-probs are finite")
 RANKS = Rule(
     "ranks",
     "ranks that ran the same input have the same log-probs, bit for bit",
-    remedy="run it again with one rank; if that is right, look at what differs between ranks",
+    remedy="run it with one rank; if that is right, compare the ranks' weights, seeds and versions",
     fails="ranks compute different results from the same input",
 )
 LEAKS = Rule(

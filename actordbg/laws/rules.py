@@ -27,7 +27,7 @@ RULES = {
             "mask",
             "the action mask changes log-probs",
             "an action mask selects, and changes nothing",
-            "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?",
+            "compare the code with and without an action mask: is the mask shifted, scaled, or not applied?",
         ),
         (
             "normalisation",

@@ -72,7 +72,7 @@ def of_place(place: PlaceResult) -> str:
     if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return ISOLATION
     if place.kind == BACK[OUT]:
-        return f"look behind {place.module}, up to the loss: a hook, a detached value, a reduction over ranks"
+        return f"look between the output of {place.module} and the loss: a hook, a detached value, a reduction over ranks"
     if is_backward(place.kind):
         return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
     if place.kind == INTO:

@@ -327,7 +327,7 @@ LAWS = (
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
-        "match them by id, not by order; if they are of one row, look at the formula, and that they are whitened once",
+        "match them by id, not by order; if all are of one row, check the formula (GAE), and that whitening is done once",
         (*_ESTIMATED, "returns"), TRAINER, judge=advantage_laws.from_returns,
         fails="advantages are not what returns and values give",
     ),
@@ -380,8 +380,8 @@ LAWS = (
     ),
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
-        "look at how rows are divided among ranks: each needs as many micro-batches", ("every call of several ranks",), TRAINER,
-        judge=step_laws.equal_calls, fails="ranks make different numbers of calls in a step",
+        "divide the rows so that each rank has as many micro-batches as the others", ("every call of several ranks",), TRAINER,
+        judge=step_laws.equal_calls, fails="ranks run different numbers of micro-batches in a step",
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",

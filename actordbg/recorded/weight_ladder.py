@@ -35,7 +35,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             ROLLOUT,
             "the engine has old weights",
             "an engine has the weights of the last transfer",
-            "if it was not to be (asynchronous training), see that each transfer ran and ended before the generation",
+            "asynchronous training may mean to; else see that each transfer ran, and ended before the generation",
         ),
         (
             "ranks",
@@ -70,7 +70,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             ROLLOUT,
             "parameters arrived changed",
             "a parameter reaches the engine as it was sent",
-            "compare dtype, shape and shards of what was sent and what arrived, then send it again",
+            "compare dtype, shape and shards of what was sent and what arrived: correct the cast or the mapping of shards",
         ),
         (
             "known",

@@ -121,7 +121,7 @@ RULES = {
             "first micro-batch",
             "only the first micro-batch's gradient is applied",
             "every micro-batch's gradient is applied",
-            "zero gradients and step only after the last micro-batch",
+            "step, then zero the gradients, only after the last micro-batch",
         ),
         (
             "micro-batch left out",
@@ -151,7 +151,7 @@ RULES = {
             "log-probs",
             "log-probs are not what the step's weights give",
             "log-probs are what the step's own weights give",
-            "look at what changes log-probs behind the logits (temperature, a wrapper), and for weights of another step",
+            "look at what is applied after the logits (temperature, a wrapper), and for weights of another step",
         ),
         (
             "unknown",
