@@ -168,7 +168,6 @@ TRUTH = Rule(
 RECORDED = Rule(
     "recorded outputs",
     "the run's outputs are what its model gives",
-    remedy="see that weights (of that step), dtype, attention and versions are the job's; `actordbg explain` names a known cause",
     fails="the outputs that training recorded differ from this model's",
 )
 SAME = Rule(
