@@ -81,6 +81,8 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
         raise UsageError(f"--on: {error}", hint=f"for example --on nan,exception,slow:3x; triggers: {FORMS}") from None
     if on is not None and not words:
         raise UsageError("--on needs at least one trigger", hint=f"triggers: {FORMS}")
+    if options.every == 0 and not words:
+        raise UsageError("--every 0 without --on records nothing", hint="for example --every 0 --on nan,exception; or --every 1")
     if options.before and not words:
         raise UsageError("--before needs --on", hint="for example --on nan,exception --before 4")
     if options.before > options.ring:

@@ -82,7 +82,7 @@ def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many")],
+    [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many"), ("--every", "0")],
 )
 def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments):
     run(store, "enable", *arguments, fails=UsageError)
