@@ -218,6 +218,8 @@ class Import:
             elif kind == PICKLE or (kind == UNKNOWN and path.suffix in PICKLES):
                 self._pickle(path)
             elif kind == UNKNOWN:
+                if not path.stat().st_size:
+                    raise Unsupported("it is empty", hint="was it still being written, or on a disk that was full?")
                 raise Unsupported("it is not a file that is read", hint="docs/reference/layouts.md lists those that are")
             else:
                 self._rows(RowFile(path, kind, self.columns, self.trees))

@@ -125,7 +125,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a nested line": (lambda: b'{"token_ids": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "corrupt-dump", "nested deeper"),
     "half a line": (lambda: b'{"token_ids": [1, 2, 3], "loss_m', "corrupt-dump", "is not JSON"),
     "text": (lambda: b"hello\n", "unsupported", "not a file that is read"),
-    "nothing": (lambda: b"", "unsupported", "not a file that is read"),
+    "nothing": (lambda: b"", "unsupported", "it is empty"),
     "an array of objects": (
         lambda: (np.savez(out := io.BytesIO(), input_ids=np.array([Asks()], object), allow_pickle=True), out.getvalue())[1],
         "unsupported", "no arrays of numbers",
