@@ -143,7 +143,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "an array of another machine": (
         lambda: saved([{"input_ids": np.array([1, 2], ">i4")}]), "corrupt-dump", "little-endian",
     ),
-    "an array of texts": (lambda: pickle.dumps([{"input_ids": np.array(["a"])}]), "unsupported", "a class that is not read"),
+    "an array of texts": (lambda: pickle.dumps([{"input_ids": np.array(["a"])}]), "unsupported", "of a type that is not read"),
     "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
     "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
     "a DataProto by torch.save": (
