@@ -52,8 +52,7 @@ class NewerFormat(StoreProblem):
 
 def describe(error: BaseException) -> str:
     """Format an error in a line of at most 200 characters, without secrets and with control characters escaped."""
-    said = f"{type(error).__name__}: {error}"
-    text = scrub(said[:4096]).replace("\n", " ")[:200]
+    text = scrub(f"{type(error).__name__}: {error}"[:4096]).replace("\n", " ")[:200]
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 

@@ -160,8 +160,7 @@ def role_from_ray() -> str | None:
     if context is None or context.get_actor_id() is None:
         return None
     name = getattr(context, "get_task_function_name", context.get_task_name)  # "module.PolicyModelActor.fit"
-    actor = (name() or "").rpartition(".")[0]
-    actor_class = actor.rpartition(".")[2].lower()
+    actor_class = (name() or "").rpartition(".")[0].rpartition(".")[2].lower()
     return next((role for part, role in _ROLES if actor_class.startswith(part)), None)
 
 

@@ -77,8 +77,7 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, Tensor], action_mask: Tensor
     outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in tensors.items()}
     for name, values in outputs.items():
         if on.nan and values.is_floating_point() and (bad := int((~values.isfinite()).sum())):
-            places = (~values.isfinite()).nonzero()
-            nans, first = int(values.isnan().sum()), places[0].tolist()
+            nans, first = int(values.isnan().sum()), (~values.isfinite()).nonzero()[0].tolist()
             facts = {"output": name, "nan": nans, "inf": bad - nans, "of": values.numel()}
             return TriggerResult(NAN, facts | ({"first": first} if first else {}))
     log_probs = outputs.get("action_log_probs", outputs.get("log_probs"))

@@ -284,8 +284,7 @@ def require_fit(tensors: Mapping[str, Any], hint: str) -> None:
     ids = shapes.get("sequences", ())
     real, counted = shapes.get("attention_mask", ids), shapes.get("action_mask", (*ids[:1], -1))
     if real[:1] + real[-1:] != ids[:1] + ids[-1:] or counted[:1] != ids[:1] or counted[-1:] >= ids[-1:]:
-        given = ", ".join(f"{name} {[*shape]}" for name, shape in shapes.items())
-        raise Unsupported(f"these shapes do not fit together: {given}", hint=hint)
+        raise Unsupported(f"these shapes do not fit together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
 
 
 def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, dict[str, Any]]:
@@ -350,8 +349,7 @@ def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bo
             starts, ends = (bounds[: filled[-1] + 1] if filled.size else bounds[:1] for bounds in (starts, ends))
     lengths = ends - starts
     if not starts.size or lengths.min() < 0 or starts[0] < 0 or ends.max() > total or not lengths.max():
-        some = [*starts[:4].tolist(), "...", *ends[-1:].tolist()]
-        raise ValueError(f"borders {some} of {total} tokens")
+        raise ValueError(f"borders {[*starts[:4].tolist(), '...', *ends[-1:].tolist()]} of {total} tokens")
     if starts.size * int(lengths.max()) > MOST_PLACES:
         raise ValueError(f"{starts.size} rows of up to {lengths.max()} tokens have too many positions")
     return starts[lengths > 0], lengths[lengths > 0], len(starts) > given

@@ -185,8 +185,7 @@ def in_shared_memory(folder: Path) -> bool:
 
 
 def _folder_name(store: StoreFiles) -> str:
-    place = os.fsencode(os.path.realpath(store.root))
-    digest = hashlib.sha256(place).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
     return f"actordbg-{os.getuid()}-{digest}"
 
 

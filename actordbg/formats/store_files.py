@@ -180,16 +180,12 @@ def temporary_name(name: str) -> str:
 def processes() -> str:
     """Identify the pid namespace: this boot of this kernel, and this container."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
-        namespace = os.readlink("/proc/self/ns/pid").encode()
-        return hashlib.sha256(file.read() + namespace).hexdigest()[:8]
+        return hashlib.sha256(file.read() + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8]
     return os.urandom(4).hex()
 
 
 def atomic_write(path: Path, data: bytes | str, mode: int = 0o600, *, flush: bool = True) -> None:
-    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder. Text is written as UTF-8.
-
-    flush: with the fsyncs.
-    """
+    """Write `data` (text as UTF-8) to `path`: temporary name, fsync, rename, fsync of the folder. flush: with the fsyncs."""
     require_own_way(path)
     temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

@@ -140,8 +140,7 @@ def sha256_of(tensor: torch.Tensor) -> str:
 
     digest = hashlib.sha256()
     for piece in tensor.detach().reshape(-1).split(_PIECE):  # type: ignore[no-untyped-call]
-        plain = piece.cpu().contiguous().view(torch.uint8)
-        digest.update(plain.numpy().data)
+        digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

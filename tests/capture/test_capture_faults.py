@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from amounts import first_or_all
-from roots import SUPPORT, environment
+from roots import ROOT, SUPPORT, environment
 
 from actordbg.capture.control import WRITERS
 from actordbg.dumps import recover
@@ -34,7 +34,9 @@ def run_part(part, folder):
     """One share of the sites, in a process of its own; its exit code."""
     command = [sys.executable, str(TESTS / "faulted_runs.py"), "", f"{part}/{PARTS}"]
     with open(folder / f"{part}.out", "w") as out, open(folder / f"{part}.err", "w") as errors:
-        return subprocess.run(command, env=environment(), stdout=out, stderr=errors).returncode
+        # no fork: faults are put into modules as they are imported
+        path = os.pathsep.join(map(str, (ROOT, SUPPORT)))
+        return subprocess.run(command, env=environment(PYTHONPATH=path), stdout=out, stderr=errors).returncode
 
 
 def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path):

@@ -43,7 +43,7 @@ def shared(store, monkeypatch):
 def test_last_is_ones_own_replay_and_no_cell(shared):
     row = newest_configuration(shared)
     assert row is not None and row.replay_id == "20250619T050000-000002"
-    assert load_spec(shared, "last").replay_id == "20250619T050000-000003", "what may be resumed may be a cell, but one's own"
+    assert load_spec(shared, "last").replay_id == "20250619T050000-000002", "a matrix continues its own cells"
 
 
 def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(shared, monkeypatch):
