@@ -228,7 +228,7 @@ def cut_off(calls: Calls, answer: Answer) -> None:
     for call in calls:
         end, cut, rewards = call.fact("eos_token_id"), call.array("truncated"), call.array("rewards")
         if call.fact("mask_truncated") is True and end is not None and call.ends is not None and call.fact("multi_turn") is False:
-            last, pad = call.ends[:, 1], call.fact("pad_token_id")  # to TRL, a sampled pad token is an end, too
+            last, pad = call.ends[:, 1], call.fact("pad_token_id")  # to some trainers, a sampled pad token is an end, too
             answer.rows(
                 call,
                 (last >= 0) & (last != end) & (last != pad),
