@@ -7,8 +7,8 @@ loop's turn. `Interrupter` raises at the nth of these points inside of actordbg,
 from __future__ import annotations
 
 import dis
-import gc
 import functools
+import gc
 import signal
 import sys
 from types import FrameType
