@@ -29,6 +29,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "clip fraction": (
         "ppo_clip_ratio", "clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "pg_clipfrac", "policy/clip_ratio",
+        "clip_fraction", "clipfrac",
     ),
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "rollout/raw_reward", "reward/avg_raw_reward"),
     "response length": (
