@@ -174,12 +174,12 @@ class Follower:
             begun = time.monotonic()
             if begun < file.next or (of_rows and file.stat != before):
                 return
-            file.read = file.stat
             if of_rows:
                 self.quiet = 0
                 job.take(file.path)
             elif log := log_at(file.path):
                 self.quiet, self.logs[file.path] = 0, log
+            file.read = file.stat  # not of a state that ends in the middle: it is named as not checked
             file.next = time.monotonic() + AGAIN * (time.monotonic() - begun)
             return
         file.read = file.stat

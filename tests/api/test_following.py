@@ -82,6 +82,14 @@ def test_tables_and_events_are_read_on_and_whole_files_not_at_each_change(tmp_pa
     assert "the newest of trainer_state.json" in str(follower.answer()), "and what was not read is said"
 
 
+def test_a_state_that_ends_in_the_middle_is_not_taken_for_read(tmp_path):
+    follower = Follower([tmp_path], pytest.fail)
+    (tmp_path / "trainer_state.json").write_text('{\n "log_history": [\n  {\n   "step": 1,\n   "kl": 0.001\n  },\n  {\n   "st')
+    with reading(follower.judge, {}) as job:
+        assert follower.look(job) == []
+    assert "the newest of trainer_state.json" in str(follower.answer())
+
+
 def test_laws_of_a_step_wait_for_its_rows(tmp_path):
     follower, path = Follower([tmp_path], pytest.fail), tmp_path / "rows.jsonl"
     zero = [{"advantages": [0.0] * len(made.ids)} for made in runfiles.made_rows()]
