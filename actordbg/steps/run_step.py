@@ -59,9 +59,9 @@ class Side:
         return [each["alone"] for each in self.figures if "alone" in each]
 
     @property
-    def with_whole(self) -> list[float]:
-        """The product of each such gradient and the whole step's."""
-        return next((each["with_whole"] for each in reversed(self.figures) if "with_whole" in each), [])
+    def parts(self) -> list[tuple[float, float]]:
+        """The square of each micro-batch's gradient, and the product of it and the whole step's, on the reference's side."""
+        return next((each["parts"] for each in reversed(self.figures) if "parts" in each), [])
 
     def total(self, divided_by: float = 1.0) -> float:
         """Return the sum of its losses, divided."""

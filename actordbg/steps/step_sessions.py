@@ -55,12 +55,15 @@ class StepSession(TrainingSession):
 
 
 class ReferenceSession(TruthSession):
-    """The truth's model, with the formula over the whole step. together: micro-batches of a place, whose norm is known alone."""
+    """The truth's model, with the formula over the whole step."""
+
+    together = 1
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, plan: StepPlan) -> None:
         super().__init__(config, defaults, model_cache)
-        self.together, self._plan = plan.ranks, plan
+        self._plan = plan
         self._total: dict[str, Tensor] = {}
+        self._before: Tensor | float = 0.0
         self._folded: list[Tensor] = []
 
     def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
@@ -73,19 +76,25 @@ class ReferenceSession(TruthSession):
         return outcome.log_probs, {"loss": objective.loss, ENTROPY: objective.entropy}, outcome.forward_s
 
     def norms(self, *, last: bool) -> dict[str, Any]:
-        """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step.
+        """Return the norm of each place's gradient, `alone`, with its last rank, and, with the last place, of the whole step.
 
-        `with_whole`: beside the latter, the product of each place's gradient and the whole step's.
+        `parts`: beside the latter, the square of each micro-batch's gradient, and the product of it and the whole step's.
         """
+        folded = _folded(self.model)
+        self._folded.append(folded - self._before)
+        self._before = folded
+        if len(self._folded) % self._plan.ranks:
+            return {}
         own = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         for name, gradient in own.items():
             self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
-        self._folded.append(_folded(self.model))
         figures: dict[str, Any] = {"alone": _norm(own)}
         if last:
             whole = sum(each.double() for each in self._folded)
-            figures |= {"grad_norm": _norm(self._total), "with_whole": [float(each.double() @ whole) for each in self._folded]}
+            parts = [[float(each.double() @ other) for other in (each.double(), whole)] for each in self._folded]
+            figures |= {"grad_norm": _norm(self._total), "parts": parts}
         self.model.zero_grad(set_to_none=True)
+        self._before = 0.0
         return figures
 
 

@@ -216,7 +216,7 @@ def of_norm(figures: StepFigures) -> Finding | None:
     if not (0 < recorded < math.inf and 0 < factor * whole < math.inf):
         return broken(UNKNOWN, f"{said}; no known fault explains it")
     cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
-    cases = cases or _of_one_place(figures, recorded / factor, tolerance)
+    cases = cases or _of_one_part(figures, recorded / factor, tolerance)
     if cases:
         words = "; or ".join(dict.fromkeys(words for _, _, words in cases))
         return broken(cases[0][0], f"{words}: {said}")
@@ -251,17 +251,26 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
         yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, was not divided out of the gradient"
 
 
-def _of_one_place(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
-    """Return the micro-batch that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can."""
-    known, whole = list[tuple[str, float, str]](), figures.reference.grad_norm
-    for at, (own, product) in enumerate(zip(figures.reference.alone, figures.reference.with_whole, strict=True)):
-        without, twice = (math.sqrt(max(0.0, whole**2 + own**2 + sign * 2 * product)) for sign in (-1, 1))
-        known.append(("micro-batch left out", without, f"the gradient of micro-batch {at} is left out"))
-        known.append(("gradient twice", twice, f"the gradient of micro-batch {at} is accumulated twice"))
-    norms = [each for _, each, _ in known]
-    fits = [case for case in known if near(norm, case[1], tolerance)]
-    by_chance = 2 * tolerance * sum(norms) / (max(norms) - min(norms) or math.nan)
-    return fits if len(fits) == 1 and by_chance < CHANCE else []
+def _of_one_part(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
+    """Return the part that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can.
+
+    A part is a micro-batch of all ranks, or of one.
+    """
+    step, whole, parts = figures.step, figures.reference.grad_norm, figures.reference.parts
+    fits = list[tuple[str, float, str]]()
+    products = [sum(product for _, product in parts[at : at + step.ranks]) for at in range(0, len(parts), step.ranks)]
+    of_all = [(f"micro-batch {at}", own**2, products[at]) for at, own in enumerate(figures.reference.alone)]
+    of_one = [(each.name, *part) for each, part in zip(step.micro_batches, parts, strict=True)]
+    for kind in (of_all, of_one) if step.ranks > 1 else (of_all,):
+        known = list[tuple[str, float, str]]()
+        for name, square, product in kind:
+            without, twice = (math.sqrt(max(0.0, whole**2 + square + sign * 2 * product)) for sign in (-1, 1))
+            known.append(("micro-batch left out", without, f"the gradient of {name} is left out"))
+            known.append(("gradient twice", twice, f"the gradient of {name} is accumulated twice"))
+        norms = [each for _, each, _ in known]
+        by_chance = 2 * tolerance * sum(norms) / (max(norms) - min(norms) or math.nan)
+        fits += [case for case in known if by_chance < CHANCE and near(norm, case[1], tolerance)]
+    return fits if len(fits) == 1 else []
 
 
 def norm_limit(figures: StepFigures) -> float:

@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, first twice, no middle, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
     clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -71,24 +71,27 @@ class RecordedRun:
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
-        alone, figures = [], []
+        alone, parts, figures = [], [], []
         for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
             part = self._terms(batch, clipped=True).sum() / total
             bonus = 0.1 * entropy / total if self.entropy else 0.0
             (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0) - bonus).backward()
             figures.append({"loss": float(part.detach()), "entropy": float(entropy.detach())})
+            parts.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+            model.zero_grad()
             if rank == self.ranks - 1:
-                alone.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+                alone.append(sum(parts[-self.ranks :]))
                 figures[-1]["alone"] = float(alone[-1].norm())
-                model.zero_grad()
         total_gradient = sum(alone)
         whole = float(total_gradient.norm())
-        figures[-1] |= {"grad_norm": whole, "with_whole": [float(each @ total_gradient) for each in alone]}
+        figures[-1] |= {"grad_norm": whole, "parts": [[float(each @ each), float(each @ total_gradient)] for each in parts]}
         log_probs = tuple(batch["log_probs"].detach().numpy() - moved for _, _, batch in batches)
         self.reference = Side(tuple(figures), log_probs, {})
         norms = {"all": whole, "last": figures[-1]["alone"], "twice": 2 * whole, "missing": None}
         middle = alone[len(alone) // 2]
         norms |= {"first twice": float((total_gradient + alone[0]).norm()), "no middle": float((total_gradient - middle).norm())}
+        norms |= {"last of a rank": float((total_gradient - parts[-1]).norm())}
+        norms |= {"last of a rank twice": float((total_gradient + parts[-1]).norm())}
         norms |= {"clipped": 1.0, "scaled": 65536 * whole, "a third": whole / 3}
         self._publish(batches, total, norms[self.applied])
 
