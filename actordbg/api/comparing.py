@@ -15,7 +15,7 @@ from actordbg.compare import noise_floor
 from actordbg.compare.comparing import compare, save
 from actordbg.compare.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
 from actordbg.compare.same_weights import weights_of_outputs, without_unknown_weights
-from actordbg.compare.sides import RECORDED_NAMES, TRUTH, rests_on_others
+from actordbg.compare.sides import RECORDED_NAMES, TRUTH, open_replay, rests_on_others
 from actordbg.compare.thresholds import asked
 from actordbg.config.replay_config import ANY_WIDER, TINY
 from actordbg.document.blocks import Paragraph
@@ -63,7 +63,7 @@ def compared(
             on_progress=lambda done, total: advance(1, total=total),
         )
     if b in RECORDED_NAMES and record.verdict == MISMATCH:
-        record = _explained(desk, record)
+        record = with_cause(desk, record)
         noise_of_each = {dump.dump_id: record.explained.noise for dump in record.compared} if record.explained else {}
         record = without_unknown_weights(record, weights_of_outputs(record, resolved, noise_of_each))
     path = kept(desk, record)
@@ -111,8 +111,8 @@ def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
     )
 
 
-def _explained(desk: Desk, record: ComparisonRecord) -> ComparisonRecord:
-    """Name the cause of a mismatch with recorded outputs, which loads the model of the replay."""
+def with_cause(desk: Desk, record: ComparisonRecord) -> ComparisonRecord:
+    """Name the cause of a mismatch, which loads the model of the replay."""
     replay_id = record.a.replay_id or ""
     spec, owner = spec_and_owner(desk.store, replay_id)
     try:
@@ -128,8 +128,12 @@ def truth_and_rounding(desk: Desk, replay_id: str, dtype: str, *, flat: bool, pl
     """Return the ids of a replay's truth and of the replay that measures its dtype's rounding (None for fixed limits).
 
     Computes either replay if it does not exist yet. Asks for approval once before it loads the model of another user's replay.
+    Raises Unsupported if the replay has nothing to compare.
     """
     store = desk.store
+    ours = open_replay(store, replay_id)
+    if all(isinstance(why := ours.read(dump_id), str) for dump_id in ours.inputs):
+        raise Unsupported(f"replay {ours.info.replay_id} has nothing to compare: {why}", hint="replay with --keep-tensors")
     spec, owner = spec_and_owner(store, replay_id)
     model = spec.config.model
     approve_once = cache(partial(desk.client.approve, f"replay {spec.replay_id}, whose model {model!r} would be loaded", owner))

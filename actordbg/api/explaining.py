@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from actordbg.api.checks import kept
-from actordbg.api.comparing import with_truth
+from actordbg.api.comparing import with_cause, with_truth
 from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
@@ -16,6 +16,7 @@ from actordbg.base.owners import is_own
 from actordbg.base.units import first_line
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
+from actordbg.causes.bank import all_causes
 from actordbg.compare.sides import GOLDEN, TRUTH
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
@@ -103,7 +104,7 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
     passed = any(result.status == PASSED for result in data.results)
     if record is None and passed:
         try:
-            record = with_truth(desk, spec.replay_id) if spec.config.keep_tensors else None
+            record = with_truth(desk, spec.replay_id)
         except ActordbgError as problem:
             why = problem.message
         (data,) = load(store, [spec.replay_id]).replays
@@ -124,11 +125,15 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
 
 
 def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRecord | None:
-    """Read the newest comparison with a side of this kind; None if there is none, or it is damaged."""
+    """Read the newest comparison with a side of this kind; None if there is none, or it is damaged. Causes of an earlier bank are
+    searched for again.
+    """
     for row in rows:
         if row.against_kind == kind:
             try:
-                return ComparisonRecord.from_file(desk.store.comparisons / f"{row.comparison_id}.json")
+                record = ComparisonRecord.from_file(desk.store.comparisons / f"{row.comparison_id}.json")
+                same = record.explained is None or record.explained.bank == all_causes()
+                return record if same else with_cause(desk, record)
             except ActordbgError as problem:
                 desk.client.note(problem.message)
     return None

@@ -169,8 +169,8 @@ class Follower:
         with file.path.open("rb") as opened:
             head = opened.read(HEAD)
         kind = container_of(file.path)
-        of_rows = kind not in (JSON_LINES, UNKNOWN)
-        if of_rows or (kind == UNKNOWN and is_whole(head) and not is_events(head)):
+        of_rows, history = kind not in (JSON_LINES, UNKNOWN), b'"log_history"' in head
+        if of_rows or history or (kind == UNKNOWN and is_whole(head) and not is_events(head)):
             begun = time.monotonic()
             if begun < file.next or (of_rows and file.stat != before):
                 return

@@ -28,6 +28,8 @@ def parse_size(option: str, text: str) -> int:
     size = _amount(text, {unit + end: count for unit, count in _BYTES.items() for end in ("", "b")})
     if not 0 <= size < 2**63:
         raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="write it like 500MB, 10GB or 5GiB")
+    if 0 < size < 1024 and text[-1].isdecimal():
+        raise UsageError(f"{option} {text} would be {text} bytes", hint=f"write the unit: {text}GB, {text}MB or {text}B")
     return int(size)
 
 

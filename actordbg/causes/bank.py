@@ -11,9 +11,13 @@ A continuous cause is fitted between the tried sizes too; others are tried at ea
 
 from __future__ import annotations
 
+import sys
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from actordbg.actor.other_log_probs import Closed, Laid
@@ -325,6 +329,13 @@ BANK: tuple[Cause, ...] = (
 )  # fmt: skip
 """All causes. The last move log-probs without a model, or are given as further models, dtypes, policies: `fit` knows how."""
 BY_NAME = {cause.name: cause for cause in BANK}
+
+
+@cache
+def all_causes() -> str:
+    """Return what asks for every cause of this bank as it is: results of another bank are not this one's."""
+    sources = (Path(str(module.__file__)).read_bytes() for module in (sys.modules[__name__], by))
+    return f"all of {zlib.crc32(b''.join(sources)):08x}"
 
 
 def cause_and_part(name: str) -> tuple[Cause, str]:

@@ -22,7 +22,6 @@ from actordbg.causes.bank import BANK, cause_and_part
 from actordbg.causes.gather import NOISE, PREFIX
 
 DRAWS = 8
-ALL = "all"
 
 Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
 """Runs the truth's rows: given closed causes by name, returns log-probs [B, A] or [B, S-1] of each, and of the forward ("")."""
@@ -44,12 +43,12 @@ Arranged = Callable[[Callable[[Tensor, Tensor, float], Laid], float], Tensor]
 
 
 def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: Arranged) -> dict[str, Tensor]:
-    """Return the log-probs under each wanted cause, by PREFIX + "NAME=SIZE". wanted: ALL, or "NAME=SIZE,NAME=SIZE".
+    """Return the log-probs under each wanted cause, by PREFIX + "NAME=SIZE". wanted: "NAME=SIZE,NAME=SIZE", or all, with draws.
 
-    dtype: the run's, in which draws round. ALL includes the draws.
+    dtype: the run's, in which draws round.
     """
-    own = owns(model, dtype)
-    if wanted == ALL:
+    own, every = owns(model, dtype), "=" not in wanted
+    if every:
         asked = [(name, size) for name in own for size in cause_and_part(name)[0].tried(own[name])]
     else:
         asked = [(name, float(size)) for name, _, size in (text.partition("=") for text in wanted.split(","))]
@@ -63,7 +62,7 @@ def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: A
         if (plant := cause.planted) is not None:
             with plant(model, part or size):
                 log_probs[f"{name}={size!r}"] = rows({})[""]
-    for seed in range(DRAWS if wanted == ALL else 0):
+    for seed in range(DRAWS if every else 0):
         with rounded(model, torch.finfo(dtype).eps / 2, seed):
             log_probs[f"{NOISE}={seed}"] = rows({})[""]
     return {PREFIX + name: values for name, values in log_probs.items()}

@@ -30,6 +30,7 @@ from actordbg.causes.bank import (
     SHIFT,
     UNKNOWN_POLICY,
     UNKNOWN_PRECISION,
+    all_causes,
     cause_and_part,
 )
 from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, TokenSample, fit, fit_to, mean_apart, refined, rounds_as
@@ -116,7 +117,7 @@ def explain_sides(
 
     def with_rounding(truth: Wanted, rounding: Wanted | None, models: Sequence[str] = ()) -> _Held:
         """Compute what sides are held against: the truth under every cause, each row alone, other models."""
-        caused = replace(truth, config=replace(truth.config, causes="all")) if of == LOG_PROBS else truth
+        caused = replace(truth, config=replace(truth.config, causes=all_causes())) if of == LOG_PROBS else truth
         right = computed(caused, "causes")
         alone = computed(rounding, "the rounding") if rounding else None
         others = {model: computed(_of_model(truth, model), "other weights") for model in models}
@@ -263,7 +264,9 @@ def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -
 
 
 def _explained(record: ComparisonRecord, explained: ExplainedOutputs) -> ComparisonRecord:
-    return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
+    before = record.explained.sentences if record.explained else ()
+    reasons = (*explained.sentences, *(each for each in record.reasons if each not in before))
+    return replace(record, explained=replace(explained, bank=all_causes()), reasons=reasons)
 
 
 def _is_beyond(record: ComparisonRecord, dump: DumpComparison, names: Sequence[str]) -> bool:

@@ -62,6 +62,8 @@ _OTHERS = {
 }
 """What begins like this holds no log that can be read here."""
 _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\{\s*[\"}]|\[\s*[{\]])")
+_CUT = re.compile(r'\s*(\[\s*\{\s*"|\{[\s\S]*"log_history")')
+"""How a history in one document begins; lines of JSON do not."""
 _CONTROL = bytes([*range(7), *range(14, 27)])
 
 
@@ -97,11 +99,10 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
         raise UsageError(f"{name} is {what}, and no log", hint="export its figures as CSV, JSON or JSON lines; logs are text")
     if _is_json(head):
         data = _whole(name, stream)
-        objects = _objects(data.decode("utf-8-sig", "replace"))
-        if not objects and b'"log_history"' in head:  # read as text, its figures would lose their steps and most of their names
-            raise CorruptDump(
-                f"{name} is a trainer's state that ends in the middle", hint="copy it again, or name an earlier one"
-            )
+        text = data.decode("utf-8-sig", "replace")
+        objects, whole = _objects(text)
+        if not whole and _CUT.match(text):  # read as text, its figures would lose their steps and most of their names
+            raise CorruptDump(f"{name} is JSON that ends in the middle", hint="copy it again, or name an earlier one")
         return _numbered(_figures(objects)) if objects else io.BytesIO(data)
     if is_csv(head):
         return _numbered(_of_csv(name, run, _whole(name, stream).decode("utf-8-sig", "replace")))
@@ -166,14 +167,16 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
-    """List the objects of a document, or of its lines; [] if it has none."""
+def _objects(text: str) -> tuple[list[dict[str, Any]], bool]:
+    """List the objects of a document, or of its lines, and say whether it or its first line is JSON."""
     document = _parsed(text)
-    if document is None:
-        document = [_parsed(line) for line in text.split("\n")]  # splitlines() would also split at separators inside a text
+    whole = document is not None
+    if not whole:
+        document = [_parsed(line) for line in text.strip().split("\n")]  # splitlines() would also split inside a text
+        whole = document[0] is not None
     elif isinstance(document, dict):
         document = document.get("log_history", [document])
-    return [row for row in document if isinstance(row, dict)] if isinstance(document, list) else []
+    return [row for row in document if isinstance(row, dict)] if isinstance(document, list) else [], whole
 
 
 def _figures(objects: Iterable[Mapping[str, Any]]) -> Iterator[Figures]:

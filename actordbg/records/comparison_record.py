@@ -197,7 +197,7 @@ class ExplainedOutputs:
     same tokens.
 
     causes: those that the data cannot tell apart; `also`: what is wrong, or usual in a rollout, besides. unknown: there is a
-    difference, and none of the bank's causes explains it; nearest: the best of them, in words.
+    difference, and none of the bank's causes explains it; nearest: the best of them, in words. bank: which causes there were.
     """
 
     before: Real
@@ -209,6 +209,7 @@ class ExplainedOutputs:
     unknown: bool = False
     nearest: str = ""
     what: str = "recorded log-probs"
+    bank: str = ""
 
     @property
     def wrong(self) -> bool:

@@ -82,12 +82,17 @@ def test_tables_and_events_are_read_on_and_whole_files_not_at_each_change(tmp_pa
     assert "the newest of trainer_state.json" in str(follower.answer()), "and what was not read is said"
 
 
-def test_a_state_that_ends_in_the_middle_is_not_taken_for_read(tmp_path):
-    follower = Follower([tmp_path], pytest.fail)
-    (tmp_path / "trainer_state.json").write_text('{\n "log_history": [\n  {\n   "step": 1,\n   "kl": 0.001\n  },\n  {\n   "st')
+@pytest.mark.parametrize(("of_state", "indent"), [(True, 1), (True, None), (False, None), (False, 1)])
+def test_a_history_that_ends_in_the_middle_is_not_taken_for_read(tmp_path, of_state, indent):
+    follower, path = Follower([tmp_path], pytest.fail), tmp_path / "history.json"
+    rows = [{"step": step, "kl": 0.001} for step in range(9)]
+    text = json.dumps({"epoch": 1.0, "log_history": rows} if of_state else rows, indent=indent)
     with reading(follower.judge, {}) as job:
+        path.write_text(text[: len(text) // 2])
         assert follower.look(job) == []
-    assert "the newest of trainer_state.json" in str(follower.answer())
+        assert not follower.logs and "the newest of history.json" in str(follower.answer())
+        path.write_text(text)
+        assert follower.look(job) == [] and follower.logs[path].metrics == {"kl": 9}
 
 
 def test_laws_of_a_step_wait_for_its_rows(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from commandline import invoke
 from comparecases import given, tensors, write_replay
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog import query
 from actordbg.records.comparison_record import ComparisonRecord
 
@@ -52,6 +52,13 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed):
                  "thresholds: max_abs 0.0001,", "(defaults for fp32)", "The worst 4 of 11 dumps", "Worst tokens", "Worst parameters",
                  "1 dump: only B replayed it, A did not; 00000000", "0000000b: "):  # fmt: skip
         assert told in text
+
+
+def test_a_replay_without_tensors_is_refused_before_a_truth_is_computed(store, monkeypatch):
+    write_replay(store, "r-01", INPUTS[:2], change=lambda *_: None, keep_tensors=False)
+    monkeypatch.setattr("actordbg.api.comparing.find_truth", lambda *_: pytest.fail("looked for a truth"))
+    with pytest.raises(Unsupported, match="kept no tensors"):
+        compared(store, "r-01", "truth")
 
 
 def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed):

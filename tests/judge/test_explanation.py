@@ -7,8 +7,9 @@ from dataclasses import replace
 from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
+from actordbg.causes.bank import all_causes
 from actordbg.cli.app import app
-from actordbg.compare.comparing import compare
+from actordbg.compare.comparing import compare, save
 from actordbg.document.blocks import Verdict
 from actordbg.judge.check import CheckedReplay, located_spec, run_check
 from actordbg.judge.explanation import WHAT, explain
@@ -120,6 +121,22 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
     why = explain(store, check, check.verdict(of=2, explained=True)).data
     assert why["what"][0].startswith("recorded log-probs: temperature 0.7 was not applied")
     assert why["to_do"] == ["send the temperature to the engine (verl#1)"]
+
+
+def test_causes_of_an_earlier_bank_are_searched_for_again(store, monkeypatch):
+    inputs, made = publish_golden(store, 2)
+    made[0]["log_probs"][1, 0] -= 1.5
+    write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
+    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, inputs, truth=dtype, change=lambda index, _: made[index])
+    record, asked = compare(store, "r-01", "recorded"), []
+    monkeypatch.setattr(
+        "actordbg.api.comparing.with_explanation", lambda store, record, **_: asked.append(record.explained.bank) or record
+    )
+    for bank in ("of another", all_causes()):
+        save(store, replace(record, explained=ExplainedOutputs(0.1, 0.0, 9, 2, unknown=True, bank=bank)))
+        explained(store, 1, "r-01")
+    assert asked == ["of another"]
 
 
 def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer(store):

@@ -262,9 +262,10 @@ def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path, monkeypatch):
     assert read == ["rows.csv", "trainer_state.json"]
 
 
-def test_a_trainers_state_that_was_cut_off_is_refused_and_not_read_as_text(tmp_path):
+@pytest.mark.parametrize("of_state", [True, False])
+def test_a_history_that_was_cut_off_is_refused_and_not_read_as_text(tmp_path, of_state):
     history = [{"step": step, "loss": 2 - step / 100, "grad_norm": 1.0, "kl": 0.01} for step in range(1, 90)]
-    text = json.dumps({"epoch": 1.0, "log_history": history}, indent=2)
+    text = json.dumps({"epoch": 1.0, "log_history": history} if of_state else history, indent=2)
     (tmp_path / "trainer_state.json").write_text(text[: len(text) // 2])
     for words in (
         ("lint", tmp_path / "trainer_state.json"),
