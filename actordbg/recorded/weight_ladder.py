@@ -56,7 +56,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             TRAINER,
             "parameters changed on their way out of the trainer",
             "a parameter leaves the trainer as it has it",
-            "look at casts and gathers before it is sent",
+            "look at casts and gathers before it is sent, and at which model is sent (an average, an adapter)",
         ),
         (
             "arrived",
@@ -166,7 +166,8 @@ def _found(store: Store, run: str, syncs: Sequence[WeightSync], *, whole: bool) 
     rows = query.select_dumps(query.open_fresh(store), f"run = '{run}'", losses=True)
     unequal = [words for _, words in unequal_ranks(store.root, rows) if words]
     found += [Finding(SAME, f"weights differ: {words}") for words in unequal[:1]]
-    return [*found, *_faults(syncs, stale)], unknown
+    held = {(each.host, each.pid, each.step): each.parameters for each in _at_calls(store, run)}
+    return [*found, *_faults(syncs, stale, held)], unknown
 
 
 def _answers(sync: WeightSync, engine: int) -> list[EngineAnswer]:
@@ -280,8 +281,19 @@ _RUNGS: tuple[tuple[Rule, str, _Rung], ...] = (
 )
 
 
-def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
-    """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault."""
+_Held = Mapping[str, ParameterHash]
+
+
+def _is_held(each: SentParameter, own: ParameterHash | None) -> bool:
+    """Check that a parameter was sent as the trainer had it, and as the policy computed with it at the same step."""
+    known = own is not None and own.sha256 and own.part is None
+    return each.sent in (None, each.had) and (own is None or not known or own.sha256 == each.had)
+
+
+def _faults(syncs: Sequence[WeightSync], stale: str, held: Mapping[tuple[str, int, int | None], _Held]) -> Iterator[Finding]:
+    """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault. held: at calls, by host,
+    process and step.
+    """
     faults: dict[tuple[Rule, str, tuple[str, ...]], list[WeightSync]] = {}
     for sync in syncs:
         of = len(sync.parameters)
@@ -289,7 +301,8 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
             were = "was" if len(silent) == 1 else "were"
             words = f"{len(silent)} of {of} parameters {were} never sent: {some(silent)}"
             faults.setdefault((SENT, words, silent), []).append(sync)
-        if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
+        own = held.get((sync.host, sync.pid, sync.step), {})
+        if other := tuple(name for name, each in sync.parameters.items() if each.had and not _is_held(each, own.get(name))):
             faults.setdefault((AS_HELD, f"{some(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):

@@ -17,7 +17,7 @@ import actordbg
 from actordbg.base.errors import CorruptDump, NothingToDo
 from actordbg.base.imports import is_there
 from actordbg.demo.demo_training import build_assets, start_job
-from actordbg.formats.weight_hashes import WeightRecord, sha256_of
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, sha256_of
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
 from actordbg.recorded.turns import turns_answer
 from actordbg.recorded.weight_ladder import weights_answer
@@ -86,6 +86,18 @@ def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(store,
     answer = weights_answer(store)
     assert answer.verdict == word and answer.get("wrong", []) == ["trainer"] * (word == "WRONG")
     assert any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
+
+
+@pytest.mark.parametrize(("sha256", "pid", "word"), [(A, 1, "RIGHT"), (B, 1, "WRONG"), (B, 2, "RIGHT"), (None, 1, "RIGHT")])
+def test_what_is_sent_is_what_the_policy_computed_with_at_this_step(store, sha256, pid, word):
+    synced(store, HEALTHY, HEALTHY)
+    own = {"layers.2.q_proj": ParameterHash("bfloat16", (2, 3), sha256=sha256)}
+    hashed = WeightRecord("r", 0, "h", pid, "i", 7, 1, "2026-01-01T00:00:05.000000Z", 0.1, 1, own)
+    path = store.root / "weights" / "r" / hashed.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(hashed.to_json())
+    answer = weights_answer(store)
+    assert answer.verdict == word and ("layers.2.q_proj left the trainer" in answer.sentence) == (word == "WRONG")
 
 
 def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(store):
