@@ -6,15 +6,8 @@ fork ends; if it is killed, so is the fork. It goes on by itself where there is 
 those packages read when they are imported.
 """
 
-import contextlib
-import importlib
-import json
 import os
-import select
-import signal
-import socket
 import sys
-from pathlib import Path
 
 MODULES = (
     "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
@@ -28,7 +21,8 @@ OWN = (
 """Modules of the product that most workers and commands import, with what these import."""
 AS_TYPED = {"attach", "demo", "replay", "ui"}
 """Commands of `python -m actordbg` that are no forks: tests send their processes signals, or give them a terminal."""
-PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
+ROOT = os.path.abspath(f"{__file__}/../../../..")
+PROGRAMS = f"{ROOT}/tests", f"{ROOT}/examples"
 """And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
@@ -55,54 +49,81 @@ def read_at_import():
 
 def hand_over(template, words):
     """Run a module or a file in a fork, and end as it ends; return if there is none."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(template)
-            request = [words, dict(os.environ), read_at_import(), os.getcwd()]
-            socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
-            code = int(connection.recv(8))
-        except (OSError, ValueError):
-            return
+    import _socket  # `socket` and `json` would take longer than all else that this process does
+    from array import array
+
+    request = ascii([words, dict(os.environ), read_at_import(), os.getcwd()])
+    connection = _socket.socket(_socket.AF_UNIX)
+    try:
+        connection.connect(template)
+        descriptors = _socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [0, 1, 2])
+        connection.sendmsg([request.encode() + b"\n"], [descriptors])
+        code = int(connection.recv(8))
+    except (OSError, ValueError):
+        connection.close()
+        return
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        import signal
+
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
 def serve(path, own):
-    """Fork for each request until standard input is closed. Returns in each fork, with the words that it has to run."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        while listener in select.select([listener, 0], [], [])[0]:
+    """Fork for each request until standard input is closed and all forks have ended. Returns in each fork, with the words that it
+    has to run. A fork whose process is gone that asked is killed."""
+    running = {}  # by a descriptor of the fork's process: its id, and the connection to who asked
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    sources = [0, listener]
+    while sources or running:
+        asking = {connection: pid for pid, connection in running.values()}
+        ready = set(select.select([*sources, *running, *asking], [], [])[0])
+        for connection in asking.keys() & ready:
+            os.kill(asking[connection], signal.SIGKILL)
+        for process in running.keys() & ready:
+            answer(process, *running.pop(process))
+        if listener in ready:
             connection = listener.accept()[0]
-            if os.fork() == 0:
-                listener.close()
-                return attend(connection, own)
-            connection.close()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-    os.unlink(path)
+            request, descriptors = received(connection)
+            words, environment, read, folder = ast.literal_eval(request or "[[], {}, None, None]")
+            if read != own:
+                connection.close()
+            elif pid := os.fork():
+                running[os.pidfd_open(pid)] = pid, connection
+            else:
+                for other in (listener, connection, *asking):
+                    other.close()
+                become(environment, folder, descriptors)
+                return words
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if 0 in ready:
+            sources.clear()
+            os.unlink(path)
     os._exit(0)
 
 
-def attend(connection, own):
-    """Fork a worker, and end when it has ended, or end it when the process is gone that asked. Returns in the worker."""
+def received(connection):
+    """A request and the descriptors that came with it; an empty one if who asked is gone."""
     request, descriptors, *_ = socket.recv_fds(connection, 1 << 16, 3)
-    while not request.endswith(b"\n"):
-        request += connection.recv(1 << 16)
-    words, environment, read, folder = json.loads(request)
-    if read != own:
-        os._exit(0)
-    if pid := os.fork():
-        if connection in select.select([connection, os.pidfd_open(pid)], [], [])[0]:
-            os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(OSError):
-            connection.sendall(str(code).encode())
-        os._exit(0)
-    connection.close()
+    while more := not request.endswith(b"\n") and connection.recv(1 << 16):
+        request += more
+    return request.decode() if request.endswith(b"\n") else "", descriptors
+
+
+def answer(process, pid, connection):
+    """Say how a fork ended."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(process)
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(str(code).encode())
+
+
+def become(environment, folder, descriptors):
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -113,12 +134,41 @@ def attend(connection, own):
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.modules.pop("sitecustomize", None)
     importlib.import_module("sitecustomize")  # a fault's (`brokenactor`), where that comes first
-    return words
+
+
+def run(words):
+    sys.argv = words
+    if words[0] in (*MODULES, "actordbg"):
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.modules["__main__"] = type(sys)("__main__")  # what it starts by `multiprocessing` would run this file
+        exec(words.pop(1), vars(sys.modules["__main__"]))
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def end(code):
+    """End as the interpreter does, but with the modules as they are: to clear all that torch brought takes half a second of a core."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
+    import ast
+    import atexit
+    import contextlib
     import gc
+    import importlib
     import runpy
+    import select
+    import signal
+    import socket
+    import threading
+    import weakref
 
     own = read_at_import()
     gc.disable()
@@ -135,10 +185,12 @@ if __name__ == "__main__":
             import deepspeed  # noqa: F401
     for module in OWN:
         importlib.import_module(module)
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False  # torch would take two hundred libraries of its operators apart
     gc.freeze()
     gc.enable()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
-    sys.argv = serve(sys.argv[1], own)
+    words = serve(sys.argv[1], own)
     torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
     if threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
         torch._inductor.config.compile_threads = int(threads)
@@ -146,13 +198,18 @@ if __name__ == "__main__":
     if modules := os.environ.get("HF_MODULES_CACHE"):
         transformers.dynamic_module_utils.HF_MODULES_CACHE = modules
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
-    if sys.argv[0] in (*MODULES, "actordbg"):
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    elif sys.argv[0] == "-c":
-        sys.modules["__main__"] = type(sys)("__main__")  # what it starts by `multiprocessing` would run this file
-        exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    code = 0
+    try:
+        run(words)
+    except SystemExit as ended:
+        code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except Exception:  # noqa: BLE001  what the program raised is told as the interpreter tells it
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    end(code or 0)
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
     programs = *PROGRAMS, os.environ.get("FORKED_PROGRAM", PROGRAMS[0])
