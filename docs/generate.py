@@ -100,7 +100,19 @@ def schemas() -> dict[str, str]:
 
     records = {"answer": VerdictData, "comparison": ComparisonRecord, "law": LawAnswer, "located": Located,
                "matrix": MatrixRecord, "replay-spec": ReplaySpec}  # fmt: skip
-    return {name: json.dumps(msgspec.json.schema(record), indent=1) + "\n" for name, record in records.items()}
+    return {name: json.dumps(_cleaned(msgspec.json.schema(record)), indent=1) + "\n" for name, record in records.items()}
+
+
+def _cleaned(schema: Any) -> Any:
+    """Return a schema whose descriptions, docstrings, have no indentation on any Python: the compiler of 3.13 takes it away."""
+    if isinstance(schema, list):
+        return [_cleaned(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: inspect.cleandoc(value) if key == "description" and isinstance(value, str) else _cleaned(value)
+        for key, value in schema.items()
+    }
 
 
 def findings_markdown() -> str:

@@ -107,6 +107,10 @@ def _words(case: Case) -> Mapping[str, object]:
 PACKED_SINCE = (4, 53)
 """The transformers release from which sdpa and eager attention keep packed rows apart."""
 
+ZERO_3_PATCHED, GENERATOR_SINCE = ((0, 10, 3), (0, 11, 2)), (5, 23)
+"""OpenRLHF releases that patch how transformers loads a model under ZeRO-3, and the transformers release that gave the patched
+function another result."""
+
 LEAKED = (
     "the run's packed rows leaked into each other: transformers keeps rows apart by position_ids only without an attention mask "
     "and without a cache (use_cache=False); flash attention only in a batch of one row without padding"
@@ -235,6 +239,18 @@ RULES: tuple[KnownFailure, ...] = (
         lambda case: leaked(case.record),
         f"{LEAKED}; this replay keeps them apart, so its log-probs differ from the run's",
         ("train with model(..., use_cache=False), without attention_mask, and with flash attention in a batch of one row",),
+    ),
+    KnownFailure(
+        "zero3-cannot-load",
+        lambda case: (
+            case.deepspeed
+            and case.zero_stage == 3
+            and ZERO_3_PATCHED[0] <= case.version("openrlhf") <= ZERO_3_PATCHED[1]
+            and case.version("transformers") >= GENERATOR_SINCE
+        ),
+        "{trainer} patches how transformers loads a model under ZeRO-3, and its patch expects a dictionary where transformers "
+        "{transformers} yields one after the other: AttributeError, in training too",
+        ("transformers 5.22 or earlier", "--zero-stage 2", "--backend fsdp2, which shards as much"),
     ),
     KnownFailure(
         "flash-attention-unavailable",

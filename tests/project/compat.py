@@ -169,7 +169,8 @@ TEXT = """\
 
 Each row is an environment of its own, with {below} (CPU build), Python 3.11. "yes" under *capture*: `patch`, four calls of
 OpenRLHF's Actor with recording on, all four recorded, and `unpatch` byte for byte. "yes" under a backend: these calls replayed with
-backward in fp32 (ZeRO 2 and fsdp2 on two processes), and log-probs, loss and gradients within the limits of the truth.
+backward in fp32 (ZeRO 2 and fsdp2 on two processes), and log-probs, loss and gradients within the limits of the truth. Under ZeRO-3
+OpenRLHF 0.10.3 to 0.11.2 load no model with transformers 5.23 or later, which a replay says before it starts.
 
 {table}
 
