@@ -333,7 +333,7 @@ BY_NAME = {cause.name: cause for cause in BANK}
 
 @cache
 def all_causes() -> str:
-    """Return what asks for every cause of this bank as it is: results of another bank are not this one's."""
+    """Return what asks for every cause of this bank as it is: another bank has other results."""
     sources = (Path(str(module.__file__)).read_bytes() for module in (sys.modules[__name__], by))
     return f"all of {zlib.crc32(b''.join(sources)):08x}"
 

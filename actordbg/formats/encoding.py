@@ -30,6 +30,7 @@ from actordbg.formats.dump_record import (
     MAX_RECORD,
     MAX_VALUES,
     OUTPUT_PREFIX,
+    RUN_ON,
     SAFETENSORS_DTYPES,
     SIZES,
     SURROGATE,
@@ -320,6 +321,8 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
     note = {"rows": f"{outside} of {total} packed tokens are in no row and are left out"} if outside else {}
     if packing and places is not None and mask is not None:
         note = {"rows": "packed with a mask: sdpa and eager attention do not separate such rows"}
+    elif not packing and places is not None and mask is None:
+        note = {"rows": RUN_ON}
     if places is not None:
         from actordbg.formats.nested_values import with_flash_leak  # for packed rows alone
 

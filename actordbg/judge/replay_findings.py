@@ -36,6 +36,7 @@ LEAKS = Rule(
 LAWS = Rule("laws", "changes that must not matter change nothing")
 ROUNDING = Rule("rounding", "limits follow what rounding does to these inputs")
 CODE = Rule("code", "every module runs transformers' own code")
+BORDERS = Rule("borders", "rows are where the run has them")
 NO_TOY = NotChecked(Rule("your model", "the model that is trained is right"), "your model", "--model")
 FLAT = NotChecked(ROUNDING, "rounding on these inputs (fixed limits were used)")
 

@@ -139,8 +139,8 @@ class ReplaySummary(Timed):
     """A replay: its inputs, the configuration that ran, and its results.
 
     comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. local: the verdict
-    on its model, module by module; None if no result judged it. why: what stopped it, and the end of its log. whose: who
-    else wrote it; "" if it is this user's.
+    on its model, module by module; None if no result judged it. run_on: inputs whose positions never restart. why: what stopped
+    it, and the end of its log. whose: who else wrote it; "" if it is this user's.
     """
 
     label: str
@@ -171,6 +171,7 @@ class ReplaySummary(Timed):
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
     local: LocalVerdict | None = None
+    run_on: int = 0
     why: str = ""
     whose: str = ""
 

@@ -26,6 +26,7 @@ from actordbg.actor.signatures import explain
 from actordbg.base.units import first_line, grouped, letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
+from actordbg.formats.dump_record import RUN_ON
 from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of
 from actordbg.judge.report_model import (
     Against,
@@ -140,6 +141,7 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         ranks=agreement_of(results, spec.config),
         laws=laws_of(results, spec.config),
         local=verdict_of(results),
+        run_on=sum(RUN_ON in result.extra.get("notes", ()) for result in results),
         why=data.why,
         whose=data.whose,
     )

@@ -18,7 +18,7 @@ from actordbg.catalog.query import OPEN
 from actordbg.config.as_ran import as_ran, repeat_options
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
-from actordbg.judge.replay_findings import CODE, FLAT, LAWS, NO_TOY, Judged, beyond
+from actordbg.judge.replay_findings import BORDERS, CODE, FLAT, LAWS, NO_TOY, Judged, beyond
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.locate.rules import EAGER, KERNEL
 from actordbg.locate.verdict import unlocated
@@ -175,6 +175,9 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
     """Yield what was not checked beside `left`."""
     replay, rules = judged.replay, {each.rule for each in judged.left}
     truth, laws = replay.truth, replay.laws
+    if replay.run_on:
+        text = f"borders of packed rows in {plural(replay.run_on, 'dump')}, where positions never restart"
+        yield NotChecked(BORDERS, text, "record positions that restart at 0 in each row")
     if MODEL not in rules:
         yield from (NotChecked(MODEL, text) for text in unlocated(replay.local, replay.replay_id))
     for package, name in replay.resolved.get("foreign_code", {}).items():

@@ -364,8 +364,8 @@ LAWS = (
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
-        "divide by the step's tokens (or rows) over all ranks and micro-batches", (LOSS, "loss"), TRAINER,
-        fails="losses of a step are divided by a wrong count", judge=loss_laws.normalization,
+        "divide by the step's tokens (or rows) over all ranks and micro-batches; if no factor is said, look at clip and mask",
+        (LOSS, "loss"), TRAINER, fails="losses of a step are not those of one batch", judge=loss_laws.normalization,
     ),
     RecordedLaw(
         "formula", "losses are those of the recorded settings: ratio, clips, KL and entropy", "OpenRLHF 0.11.2, its k3",

@@ -286,8 +286,7 @@ _Held = Mapping[str, ParameterHash]
 
 def _is_held(each: SentParameter, own: ParameterHash | None) -> bool:
     """Check that a parameter was sent as the trainer had it, and as the policy computed with it at the same step."""
-    known = own is not None and own.sha256 and own.part is None
-    return each.sent in (None, each.had) and (own is None or not known or own.sha256 == each.had)
+    return each.sent in (None, each.had) and (own is None or own.part is not None or own.sha256 in (None, each.had))
 
 
 def _faults(syncs: Sequence[WeightSync], stale: str, held: Mapping[tuple[str, int, int | None], _Held]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
+from actordbg.formats.dump_record import RUN_ON
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.explanation import NOT_CHECKED, explain
@@ -111,6 +112,13 @@ def answered(store, lines):
 @pytest.mark.parametrize("case", CASES)
 def test_a_check_says_what_is_wrong_what_was_not_judged_and_why(store, case):
     assert answered(store, CASES[case].given) == CASES[case].expected
+
+
+def test_rows_that_may_be_packed_ones_are_named_beside_a_right_replay(store):
+    for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, INPUTS, truth=truth, result=lambda index: {"extra": {"notes": [RUN_ON] * (index == 1)}})
+    verdict = run_check(store, load_spec(store, "r-01")).verdict(of=3)
+    assert verdict.word == "RIGHT" and any("1 dump" in each.said and "restart" in each.said for each in verdict.not_checked)
 
 
 def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):

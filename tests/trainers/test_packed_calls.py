@@ -17,6 +17,7 @@ from adaptercases import dumps_of, record_here
 from actordbg.actor.rules import leaked
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import nested_values
+from actordbg.formats.dump_record import RUN_ON
 from actordbg.store import payload
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
@@ -106,6 +107,12 @@ def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
         assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 3, 0], [8, 0, 0], [4, 6, 2]]
         assert dump.inputs["action_mask"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 1]]
         assert dump.outputs["action_log_probs"].tolist() == [[-9, -11], [-3, 0], [0, 0], [-6, -2]]
+
+
+def test_a_long_row_whose_positions_never_restart_says_so(record):
+    run_on = {"sequences": IDS, "positions": torch.arange(9)[None]}
+    given = run_on, run_on | {"attention_mask": torch.ones_like(IDS)}, {"sequences": IDS}
+    assert [dump.record.extra for dump in record(*given, with_outputs=False)] == [{"rows": RUN_ON}, {}, {}]
 
 
 def test_packed_rows_that_flash_attention_does_not_keep_apart_are_recorded_as_such(record, monkeypatch):
