@@ -19,7 +19,7 @@ from many_commands import run_all
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 PLACES = {
     "dumps": f"dumps/{storecases.LOOSE}/rank0000/{{}}{SUFFIX}",
     "packs": f"packs/{storecases.PACKED}/{{}}.pack",
