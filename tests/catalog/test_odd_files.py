@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def strange(name):
     return make
 
 
-ODD: dict[str, Callable[[Path], None]] = {
+ODD = {
     "a FIFO": os.mkfifo,
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "a sparse terabyte": sparse,
