@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def test_ranks_that_compute_together_give_the_plain_actors_numbers(tmp_path):
     run_scenario("parallel", tmp_path, world=2, program=__file__, TORCHDYNAMO_DISABLE="1")
 
 
-BACKENDS: dict[str, dict[str, Any]] = {
+BACKENDS = {
     "fsdp2": {"backend": "fsdp2"},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -107,7 +106,7 @@ def plain(cache):
         on_the_rows(session, cache)
 
 
-CALLS: list[tuple[dict[str, Any], int, int, bool]] = [
+CALLS = [
     ({}, 8, 21, False),
     ({"arguments": {"return_output": True}}, 8, 21, False),
     ({"arguments": {"return_output": True, "return_entropy": True}}, 8, 21, False),

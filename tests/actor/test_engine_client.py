@@ -60,7 +60,7 @@ def test_a_server_that_cannot_score_is_refused_with_what_it_said(fault, kind, er
         assert raised.value.hint
 
 
-ODD: dict[tuple[str, str], list[object]] = {
+ODD = {
     ("vLLM", "/v1/models"): [[], None, {}, {"data": ["x"]}, {"data": 1}],
     ("vLLM", "/v1/completions"): [
         *([], None, {"choices": 3}, {"choices": [None]}, {"choices": ["x"]}),

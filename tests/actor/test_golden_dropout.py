@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import goldencases
 import pytest
@@ -16,7 +15,6 @@ from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import results_for, select_dumps
 from actordbg.compare.comparing import compare
 from actordbg.records.comparison_record import MATCH, MISMATCH
-from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -24,8 +22,6 @@ pytestmark = pytest.mark.slow
 WITHOUT_DYNAMO = {"TORCHDYNAMO_DISABLE": "1"}
 """OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++."""
 AS_RECORDED = ("training", "checkpointed", "no gradients", "evaluated", "other entropies")
-Replayed = tuple[dict[str, Any], dict[str, ResultRecord]]
-"""The answer of a replay, and the results by what their dumps are."""
 OFF = ("without states", "other states", "no states")
 
 

@@ -189,9 +189,7 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench):
 
 
 @pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
-def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_named(bench, action, status, signature, monkeypatch):
-    # Of a fork that dies, the process that stands for it ends a moment later, with its status.
-    monkeypatch.delenv("TEMPLATE_OF_WORKERS", raising=False)
+def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_named(bench, action, status, signature):
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
     assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
     bad, crashed = record.cells[1], status == "crashed"

@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from amounts import amount, first_or_all
@@ -103,7 +102,7 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no
 
 
 # What records the call in flight: every call, one in five, only triggered ones, and what waits for its outputs.
-SWITCHES: dict[str, dict[str, Any]] = {
+SWITCHES = {
     "every call": {},
     "one in five": {"every": 5},
     "armed": {"every": 0, "triggers": ("nan", "exception")},

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -86,7 +85,7 @@ def dumps(store):
     return {dump.record.call_index: dump for dump in map(payload.load, store.iter_dumps())}
 
 
-SWITCHES: dict[str, dict[str, Any]] = {
+SWITCHES = {
     "every call": {},
     "armed": {"every": 0, "triggers": ("nan", "exception"), "before": 2, "with_rng": True},
     "one in three, with outputs": {"every": 3, "with_outputs": True, "triggers": ("nan",)},

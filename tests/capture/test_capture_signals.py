@@ -11,8 +11,6 @@ import functools
 import gc
 import signal
 import sys
-from types import FrameType
-from typing import Any
 
 import pytest
 from capturekit import Recording, TinyActor, ids
@@ -21,7 +19,7 @@ from actordbg.base.fault import from_outside
 from actordbg.capture import hook
 from actordbg.store.layout import Store
 
-SWITCHES: dict[str, dict[str, Any]] = {
+SWITCHES = {
     "plain": {},
     "everything": {"with_outputs": True, "with_rng": True, "triggers": ("nan", "slow:1000x"), "before": 2, "min_seq_len": 1},
     "no ring": {"ring": 0},
@@ -54,7 +52,7 @@ class Interrupter:
     def __init__(self, nth):
         self.left, self.where = nth, ""
         self._model = False
-        self._last: dict[FrameType | None, int] = {}
+        self._last = {}
 
     def __enter__(self):
         gc.disable()  # what a weak reference calls when others' cycles are collected raises nothing

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ class Steered(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.result: Any = None
+        self.result = None
         self.seconds = 0.0
         self.clock = 0
 
@@ -83,7 +82,7 @@ def logits(value):
 ALL = torch.ones(2, 8, dtype=torch.bool)
 NOT_THE_BAD = ALL & (bad(1.0) == 0)
 NAMED = {"error": "RuntimeError", "message": "RuntimeError: shapes do not fit", "out_of_memory": False}
-FIRES: dict[str, tuple[str, list[Any], dict[int, tuple[str, dict[str, Any]]]]] = {
+FIRES = {
     "not finite": ("nan", [None, bad(float("nan")), None, bad(float("inf")), bad(float("-inf"))], {
         n: ("nan", {"output": "log_probs", "nan": n == 1, "inf": n != 1, "of": 16, "first": [1, 3]}) for n in (1, 3, 4)
     }),

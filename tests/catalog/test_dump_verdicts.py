@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from casefiles import cases_of
@@ -52,7 +51,7 @@ def test_what_came_from_elsewhere_counts_for_them_alone():
 
 
 LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0"}
-WAYS: dict[str, tuple[dict[str, Any], str, str | None]] = {
+WAYS = {
     "a law": ({"extra": {"laws": [LAW]}}, "WRONG", "neighbour"),
     "a check that raised": ({"extra": {"laws": [LAW | {"verdict": "not-checked", "raised": True}]}}, "FAILED", "neighbour"),
     "a module": ({"extra": {"located": {"places": 4, "count": 1}}}, "WRONG", "local"),

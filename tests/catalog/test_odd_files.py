@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from many_commands import run_all
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 PLACES = {
     "dumps": f"dumps/{storecases.LOOSE}/rank0000/{{}}{SUFFIX}",
     "packs": f"packs/{storecases.PACKED}/{{}}.pack",
@@ -60,7 +59,7 @@ def strange(name):
     return make
 
 
-ODD: dict[str, Callable[[Path], None]] = {
+ODD = {
     "a FIFO": os.mkfifo,
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
     "a sparse terabyte": sparse,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
-from typing import Any
 
 import docpages
 import pytest
@@ -25,7 +23,6 @@ from actordbg.compare import find_truth
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.records.journal import SPEC
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.reduce.case import DIFFERENCE, FaultCase
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.handover import Script
@@ -38,7 +35,7 @@ MOST = 10
 """Commands in which a walk has to end: a circle has no end."""
 USERS_TURN = ("YOUR_MODEL", "actordbg demo", "python -I ", "pip install")
 """What only the user can do, or takes minutes."""
-FAULTS: dict[str, Callable[[ReplaySpec], dict[str, Any]]] = {
+FAULTS = {
     "right": lambda spec: {},
     "a law under packing": lambda spec: {"law": "broken"} if spec.config.packing else {},
     "a law": lambda spec: {"law": "broken"},

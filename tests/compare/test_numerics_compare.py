@@ -35,7 +35,7 @@ from actordbg.store import payload
 INPUTS = [given(index) for index in range(4)]
 TRAINED = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
 Settings = dict[str, Any]
-PLAIN: Settings = {}
+PLAIN = {}
 
 
 def pair(store, a=PLAIN, b=PLAIN, inputs=INPUTS, **asked):

@@ -43,7 +43,7 @@ def test_stops_disturb_nothing_and_deaths_and_closed_terminals_end_in_a_verdict(
     passed_by = AtTerminal(store, *replay, "--where", "seq_len<48", "--break", "error", "-v", **faulty)
     undisturbed = _a_breakpoint_of_the_users_and_a_post_mortem(store, passed_by, together)
     stops = ("--where", "seq_len>=47", "--break", "before", "--break-rank", "1" if together else "0")
-    stopping = AtTerminal(store, *replay, *stops, TEMPLATE_OF_WORKERS="")  # what a killed fork's parent says comes too late
+    stopping = AtTerminal(store, *replay, *stops)
     assert _gone_through(store, stopping, together) == undisturbed
 
 

@@ -32,8 +32,8 @@ class Recorded(Demo):
     """A demo that notes the commands instead of running them: `ran` holds their arguments, in order."""
 
     def __init__(self, trainer, directory):
-        self.said: list[str] = []
-        self.ran: list[tuple[str, ...]] = []
+        self.said = []
+        self.ran = []
         super().__init__(trainer, directory, self.said.append)  # type: ignore[arg-type]
 
     def _actordbg(self, *arguments):

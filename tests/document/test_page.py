@@ -11,7 +11,7 @@ from hostilestore import HOSTILE, forbidden
 from pagecases import Read, hashed, page_of, tokens_page
 
 from actordbg.base.foreign_text import in_line
-from actordbg.document.blocks import Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph, Verdict
+from actordbg.document.blocks import Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult, as_json_text
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
@@ -27,7 +27,7 @@ from actordbg.steps.rules import RULES as STEP_RULES
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
-HOSTILE_BLOCKS: list[Block] = [
+HOSTILE_BLOCKS = [
     Heading(HOSTILE, 1), Verdict(HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (NotChecked(Rule(HOSTILE), HOSTILE, HOSTILE),), HOSTILE), Heading(HOSTILE, 2),
     Heading(HOSTILE, 3),
     Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),

@@ -10,7 +10,6 @@ import tempfile
 import tracemalloc
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -271,7 +270,7 @@ def headed(text, chain=1):
 
 REPLAY, JOURNAL = "replays/r", "replays/r/a.jsonl"
 NO_NAMES = ("../../outside.json", "replays/../../x/spec.json", "/etc/passwd", "control.json", "models/tiny/config.json")
-ATTACKS: list[tuple[Any, ...]] = [
+ATTACKS = [
     *((UnsafeInput, {name: b"{}"}) for name in NO_NAMES),
     (UnsafeInput, {JOURNAL: link(JOURNAL, "/etc/passwd", tarfile.SYMTYPE)}),
     (UnsafeInput, {JOURNAL: link(JOURNAL, MANIFEST, tarfile.LNKTYPE)}),

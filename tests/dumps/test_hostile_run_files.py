@@ -9,7 +9,6 @@ import pickle
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -101,7 +100,7 @@ def archive_of_many_names():
     return bytes(data)
 
 
-HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
+HOSTILE = {
     "an archive that asks for os.system": (lambda: saved({"tokens": [1], "x": Asks()}), "unsafe-input", "asks for posix.system"),
     "an archive in an archive's pickle": (
         lambda: with_pickle(b"\x80\x02ctorch.storage\n_load_from_bytes\nB\x01\0\0\0x\x85R."), "unsafe-input", "_load_from_bytes",

@@ -18,7 +18,7 @@ EVERY, OFFSET = 2400, 61
 
 
 @pytest.fixture(scope="module")
-def reports():
+def reports(forked_workers):
     """What became of each command; one process makes all runs, since it is forked for each."""
     words = [sys.executable, SUPPORT / "killed_commands.py", "all", "--every", str(EVERY), "--offset", str(OFFSET)]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)

@@ -96,7 +96,7 @@ def test_absent_masks_are_arguments_that_were_none():
     assert dump.arguments["action_mask"] is None and dump.arguments["attention_mask"] is None
 
 
-NO_TENSORS_OF_A_CALL: list[dict[str, object]] = [
+NO_TENSORS_OF_A_CALL = [
     {"sequences": torch.zeros(2, 10)}, {"sequences": torch.zeros(20, dtype=torch.long)},
     {"sequences": torch.zeros(0, 10, dtype=torch.long)}, {"attention_mask": torch.ones(2, 9)}, {"action_mask": torch.ones(2, 11)},
     {"action_mask": torch.ones(1, 3)}, *({key: collections.OrderedDict()} for key in ("action_mask", "rank", "surprise")),

@@ -18,13 +18,11 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NewerFormat, StoreProblem
 
 Chance = random.Random
-Havoc = Callable[[bytes], bytes]
 CAP = 2**20
 """What readers have in the place of `dumpfile.DEFAULT_CAP`, in bytes."""
 _TEXTS = (

@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -46,7 +45,7 @@ class FakeRay(ModuleType):
 
     def __init__(self, known=(HOOK,)):
         super().__init__("ray")
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = []
+        self.calls = []
         self.runtime_env = SimpleNamespace(RuntimeEnv=SimpleNamespace(known_fields=set(known)))
         self.init = self._init
         take_along(self)

@@ -45,7 +45,7 @@ class FaultyCalls:
 
     def __init__(self):
         self.count, self.faults, self.from_then = 0, dict[int, str](), sys.maxsize
-        self.names: list[str] = []
+        self.names = []
 
     def begin(self, faults, from_then=sys.maxsize):
         self.count, self.faults, self.from_then, self.names = 0, faults, from_then, []

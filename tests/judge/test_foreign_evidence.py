@@ -5,8 +5,6 @@ A colleague's bundle has forged truths and comparisons, whose ids and settings a
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -72,9 +70,6 @@ def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one
     assert "case.tar.zst" in by_theirs.stdout.splitlines()[0] and by_theirs.exit_code == 1, "asked for by name, it is named"
     assert {dump.verdict for dump in select_dumps(store)} == {word}
     assert invoke(store, "replay", "ls", "--json").stdout.count(f'"{word}"') == 1
-
-
-Mark = Callable[[Path], None]
 
 
 @pytest.fixture(params=["imported", "another user's"])

@@ -40,7 +40,7 @@ class StandIn:
 
     def __init__(self, collective):
         self.collective = collective
-        self.asked: dict[str, bool] = {}
+        self.asked = {}
 
     def open(self):
         return {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -13,7 +11,7 @@ from actordbg.locate.token_patterns import EVERY_TOKEN, PRECISION, RECALL, patte
 DUMP, ROW, POSITION = (each.ravel() for each in np.mgrid[0:3, 0:4, 0:512])
 CHANCE = np.random.default_rng(0).random(len(ROW))
 SIZE = np.array([256, 512, 768])[DUMP]
-FEATURES: dict[str, Any] = {
+FEATURES = {
     "first": POSITION == 256,
     "packed": ROW > 0,
     "row": ROW,
@@ -23,7 +21,7 @@ FEATURES: dict[str, Any] = {
     "dump": np.array(["a", "b", "c"])[DUMP],
     "alike": np.zeros(len(ROW), int),
 }
-CASES: dict[str, tuple[Any, str | None]] = {
+CASES = {
     "rows": (ROW >= 2, "rows >= 2"),
     "a row": (ROW == 2, "row 2"),
     "rows behind the first": (ROW > 0, "behind another row of the pack"),

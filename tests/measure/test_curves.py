@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +83,7 @@ def stalls(values, end):
     return end + 0.1 * (level - np.median(level))
 
 
-CHANGES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+CHANGES = {
     "add": lambda values, by: values + by,
     "scale": lambda values, by: values * by,
     "set": lambda values, to: 0 * values + to,

@@ -24,8 +24,6 @@ PICKLES = ROOT.parent / "shared" / "data" / "input_dumps"
 SMALL = "batch_size*seq_len<1200"
 """Selects the inputs that a replay on a CPU takes in a moment."""
 
-Leaves = dict[str, str]
-"""What a run printed and wrote: `step: path` to the value there."""
 
 STEPS = """
 import    dump import INPUT --json

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
 from replaylines import places
 from reportcases import said_once
-from torch import Tensor
 
 from actordbg import trainers
 from actordbg.base.errors import NothingToDo
@@ -57,11 +54,11 @@ class Step:
 
     def __init__(self):
         made = torch.Generator().manual_seed(1)
-        self.tensors: list[dict[str, Tensor]] = []
-        self.facts: list[dict[str, Any]] = []
-        self.fields: list[dict[str, Any]] = []
+        self.tensors = []
+        self.facts = []
+        self.fields = []
         self.scored_once, self.not_scored = False, 0
-        self.hashes: list[str] = []
+        self.hashes = []
         for batch in range(RANKS * MICRO):
             lengths = torch.tensor([ANSWER, ANSWER - 3])
             prompt = torch.randint(10, 90, (1, PROMPT), generator=made).expand(2, -1)
@@ -284,7 +281,7 @@ def plant(step, lines):
 
 
 FIELDS = {"fact": "facts", "field": "fields", "first": "fields"}
-CHANGES: dict[str, Callable[[dict[str, Tensor], str, Any, Any], Any]] = {
+CHANGES = {
     "set": lambda t, name, where, value: t[name].__setitem__(where, value),
     "all": lambda t, name, where, value: t[name].__setitem__(where, value),
     "increase": lambda t, name, where, value: t[name][where].add_(value),
@@ -295,7 +292,7 @@ CHANGES: dict[str, Callable[[dict[str, Tensor], str, Any, Any], Any]] = {
     "outside": lambda t, name, _, value: t[name].masked_fill_(~t["action_mask"], value),
     "noise": lambda t, name, _, value: t[name].add_(value * torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3))),
 }
-WHOLE_STEPS: dict[str, Callable[..., Any]] = {
+WHOLE_STEPS = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],

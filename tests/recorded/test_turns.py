@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -96,7 +94,7 @@ def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(sto
     assert answer.ok and answer["trajectories"] == answer["in_dumps"] == 2 and answer["turns"] == 4
 
 
-FAULTS: dict[str, tuple[str, Callable[[Any, Ids, Ids], Ids]]] = {
+FAULTS = {
     "retokenized": ("retokenized", lambda t, first, second: [*second[:-8], *(i for c in t.decode(second[-8:-2]) for i in encode(t, c)), *second[-2:]]),
     "newline lost": ("border lost", lambda t, first, second: first[:-2] + second[len(first) - 1 :]),
     "text dropped": ("template drops text", lambda t, first, second: first[:-7] + second[len(first) - 1 :]),

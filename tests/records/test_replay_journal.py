@@ -72,7 +72,7 @@ def end(**fields):
     return json.dumps(GOOD | fields).encode() + b"\n"
 
 
-LINES: dict[str, tuple[bytes, int]] = {
+LINES = {
     "a line that was cut, and closed by the next writer": (end()[:-10] + b"\n", 1),
     "no JSON": (b"\xff\xfe\n", 1),
     "no event": (b'{"status": "passed"}\n', 1),

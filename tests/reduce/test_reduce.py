@@ -12,10 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import codedmodel
@@ -375,7 +373,7 @@ HOSTILE = (
     '"',
     "\x1b[2J\0\u202e\ud800",
 )
-FIELDS: dict[str, Callable[[str], FaultCase]] = {
+FIELDS = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
     "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text),
@@ -404,7 +402,7 @@ def test_no_path_of_this_machine_leaves():
     assert [_without_folder(f"{path}/{name}") for name in ("train.py", "site-packages/torch/a.py")] == ["train.py", "torch/a.py"]
 
 
-SECRETS: dict[str, Any] = {
+SECRETS = {
     "_name_or_path": "/home/alice/ckpt", "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": "~/x", "files": ["/a/b"],
     "api_key": "sk-1", "project": "acme", "id2label": {"0": "acme"}, "problem_type": "acme", "base": "C:\\Users\\alice", "acme": 3,
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """`actordbg replay` as typed: what it selects, refuses and answers. Nothing here starts a worker except the last test."""
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from casefiles import cases_of
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
-from roots import ROOT, SUPPORT
+from roots import environment
 from supervised import spec_of
 from typer.testing import CliRunner
 
@@ -311,9 +310,10 @@ print(consent.arguments("tiny"), dist.get_backend())
 """
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), str(ROOT)))}
-    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=environment)
+    around = environment(FORKED_PROGRAM="-c")
+    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=around)
     without, unknown, joined = done.stdout.splitlines()
     assert "torch does not know --dist-backend relay" in without, done.stderr
     assert "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError" in unknown

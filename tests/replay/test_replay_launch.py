@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from roots import ROOT
+from roots import ROOT, environment
 
 from actordbg.base import processes
 from actordbg.base.processes import describe_status, session_members
@@ -83,6 +83,13 @@ def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers, tmp_path):
     """It went unnoticed that none was any more once workers had another variable: each takes seconds more."""
     assert launch(ReplayConfig(), range(1), tmp_path / "no-order.json").process.wait(60) == 1
     assert "template_of_workers.py" in (tmp_path / "rank0.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_fork_that_is_killed_ends_so_and_does_not_run_again(forked_workers):
+    words = [sys.executable, "-c", "import os; print('ran', flush=True); os.kill(os.getpid(), 9)"]
+    done = subprocess.run(words, env=environment(FORKED_PROGRAM="-c"), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-9, "ran\n")
 
 
 def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path, monkeypatch):

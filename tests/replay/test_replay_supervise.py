@@ -222,7 +222,7 @@ class OnePlaceLess(GroupEngine):
     """An engine that deals to two groups, one of which loses its place when it first needs another one, for good."""
 
     def __init__(self):
-        self.asked: Counter[int] = Counter()
+        self.asked = Counter()
 
     def deals(self, config):
         return True

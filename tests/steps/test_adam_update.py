@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -76,7 +75,7 @@ def test_a_healthy_update_breaks_no_law(made, lr):
     assert not list(of_update(step)) and not unchecked(step)
 
 
-FAULTS: dict[str, Any] = {
+FAULTS = {
     "moments zeroed before the step": ("Adam's state", {"change": lose}),
     "a state that begins anew": ("Adam's state", {"change": lambda optimizer: optimizer.state.clear()}),
     "moments zeroed after the step": ("Adam's state", {"after": lose}),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +44,7 @@ def figures_of(tmp_path, lost=lambda record: False, moved=0.0, **wrong):
     return StepFigures(step, ReplayConfig(model=str(run.model)), replayed, whole)
 
 
-LOST: dict[str, Callable[[DumpRecord], bool]] = {
+LOST = {
     "nothing": lambda record: False,
     "rank 1": lambda record: record.rank == 1,
     "the first": lambda record: record.monotonic_ns == 0,
@@ -54,7 +52,7 @@ LOST: dict[str, Callable[[DumpRecord], bool]] = {
     "one between others": lambda record: record.monotonic_ns in (2, 3),
     "the last": lambda record: record.monotonic_ns > 3,
 }
-LOSSES: dict[str, Callable[[Any], Any]] = {"negated": lambda terms: -terms, "squared": lambda terms: terms**2}
+LOSSES = {"negated": lambda terms: -terms, "squared": lambda terms: terms**2}
 CASES = cases_of("steps")
 
 

@@ -130,12 +130,12 @@ def furthest(left, right):
 
 def run_scenario(name, cache, *, world=None, program=__file__, **environment):
     """Run a scenario (or several: see above) of `program` in `world` processes (None: one, without rank variables), and return what
-    each found. The first that fails ends the others, which may wait for it.
+    each found. The first that fails ends the others, which may wait for it. Compiled kernels are kept in the user's cache.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    around = roots.environment(TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"), **environment)
+    around = roots.environment(**environment)
     base = {k: v for k, v in around.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ACTORDBG_DISABLE")}
     command = [sys.executable, str(Path(program).resolve()), name, str(cache)]
     started, said = [], [tempfile.TemporaryFile("w+") for _ in range(2 * (world or 1))]  # noqa: SIM115 - until this process ends

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Optional
 from unittest.mock import patch
 
@@ -15,26 +13,22 @@ import torch
 from actordbg.capture import hook
 from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
-from actordbg.capture.ledger import Ledger
 from actordbg.capture.recorder import Recorder
-from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import Copier
 from actordbg.capture.switch_file import write_control
 from actordbg.capture.watch import Notices
 from actordbg.capture.writer import Writer
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 
-def ids(batch: int = 2, seq: int = 12, seed: int = 0) -> torch.Tensor:
+def ids(batch=2, seq=12, seed=0):
     """Token ids [batch, seq], int64."""
     return torch.randint(0, 128_000, (batch, seq), generator=torch.Generator().manual_seed(seed))
 
 
-def padded_mask(batch: int = 2, seq: int = 12) -> torch.Tensor:
+def padded_mask(batch=2, seq=12):
     """An attention mask [batch, seq], int64, with row i padded on the left by i + 1."""
     return (torch.arange(seq) > torch.arange(batch)[:, None]).long()
 
@@ -89,7 +83,7 @@ class Empty(torch.nn.Module):
     """Base of actors that compute nothing."""
 
 
-def actor_with(parameters: str) -> type:
+def actor_with(parameters):
     """An actor that computes nothing, whose forward has these parameters behind `self`."""
     scope = {}
     exec(
@@ -130,9 +124,9 @@ class RememberingWriter(Writer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.met: list[Ledger] = []
+        self.met = []
 
-    def watch(self, ledger: Ledger):
+    def watch(self, ledger):
         if ledger not in self.met:
             self.met.append(ledger)
         super().watch(ledger)
@@ -143,10 +137,10 @@ class Recording:
 
     def __init__(
         self,
-        store: Store,
+        store,
         *,
-        capacity: int = 2**26,
-        copier: Copier | None = None,
+        capacity=2**26,
+        copier=None,
         **limits,
     ):
         self.store = store
@@ -160,31 +154,31 @@ class Recording:
         recorder.look()
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self):
         return self.slot.recorder
 
     @property
-    def ledgers(self) -> list[Any]:
+    def ledgers(self):
         writer = self.recorder.writer  # a forked child has one of its own
         return writer.met if isinstance(writer, RememberingWriter) else writer.watched()
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self):
         """The books of the only actor and run."""
         (ledger,) = self.ledgers
         return ledger
 
     @property
-    def ring(self) -> Ring:
+    def ring(self):
         assert self.recorder.ring is not None
         return self.recorder.ring
 
-    def dump(self) -> payload.Dump:
+    def dump(self):
         """Close, and read back the only dump."""
         (dump,) = self.dumps()
         return dump
 
-    def set(self, *, enabled: bool = True, run: str = "r", **limits):
+    def set(self, *, enabled=True, run="r", **limits):
         """Replace the switch; the recorder looks at once."""
         self.generation += 1
         limits.setdefault("free_floor_bytes", 0)
@@ -196,11 +190,11 @@ class Recording:
         """`actor.forward(...)`, hooked."""
         return wrap(type(actor).forward, self.slot)(actor, *args, **kwargs)
 
-    def close(self, timeout: float = 60.0) -> bool:
+    def close(self, timeout=60.0):
         """Longer than a trainer waits: no test fails because the machine is slow."""
         return self.recorder.close(timeout)
 
-    def dumps(self) -> list[payload.Dump]:
+    def dumps(self):
         """Close, however busy the machine is, and read back everything that was recorded, in order of its calls."""
         assert self.close()
         return sorted((payload.load(path) for path in self.store.iter_dumps()), key=lambda d: d.record.monotonic_ns)
@@ -212,19 +206,19 @@ class ActorAdapter:
     name, package, tried = "kit", "kit", ()
 
     @staticmethod
-    def rows(call: Mapping[str, Any]) -> Rows:
+    def rows(call):
         actor, entropy = call["self"], bool(call.get("return_entropy"))
         temperature = getattr(actor, "temperature", 1.0)
         return Rows(actor, call["sequences"], call.get("attention_mask"), call.get("action_mask"), temperature, entropy)
 
     @staticmethod
-    def result(output) -> Scores:
+    def result(output):
         return Scores(output[0], getattr(output[1], "entropy", None)) if isinstance(output, tuple) else Scores(output)
 
     seams = (Seam("kit:forward", rows.__func__, result.__func__),)
 
 
-def adapted(forward: Callable[..., Any], root: Path, slot: Slot | None = None) -> Callable[..., Any]:
+def adapted(forward, root, slot=None):
     """This forward of a class, recorded through an adapter; whatever a test before has left in the environment."""
     with patch.dict(os.environ, ACTORDBG_DISABLE="", ACTORDBG_STORE=""):
         with patch.object(hook, "_slot", hook._slot if slot is None else lambda root: slot):
@@ -241,7 +235,7 @@ class AdaptedRecording(Recording):
         return made[type(actor)](actor, *args, **kwargs)
 
 
-def balanced(ledger) -> bool:
+def balanced(ledger):
     """The invariant of the books, with nothing left in the queue."""
     return ledger.pending == 0 and ledger.calls == ledger.captured + sum(ledger.dropped.values()) + sum(
         ledger.sampled_out.values()
@@ -251,12 +245,12 @@ def balanced(ledger) -> bool:
 class StuckStore(Store):
     """A store whose disk hangs until `free` is set. Guarantees: no publication ends before that."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root):
         super().__init__(root)
         self.free = threading.Event()
         self.entered = threading.Event()
 
-    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+    def publish_dump(self, record, blob):
         self.entered.set()
         assert self.free.wait(300)
         return super().publish_dump(record, blob)
@@ -270,13 +264,13 @@ class LaterDevice:
         self.graph = False
         self.lost_after = -1
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned(self, nbytes):
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
-    def capturing(self) -> bool:
+    def capturing(self):
         return self.graph
 
-    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+    def copy(self, pairs):
         pairs = [(host, source) for host, source in pairs]
 
         def wait():
@@ -289,8 +283,8 @@ class LaterDevice:
 
         return wait
 
-    def event(self) -> float:
+    def event(self):
         return 0.0
 
-    def seconds_between(self, start: float, end: float) -> Callable[[], float]:
+    def seconds_between(self, start, end):
         return lambda: 0.25

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -30,9 +29,6 @@ from actordbg.formats.nested_values import CONTEXT
 from actordbg.replay.instruments import Examined
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode, load
-
-Arrays = list[Any]
-"""Log-probs of each dump."""
 
 
 def sampled(model, seed):

@@ -77,7 +77,8 @@ def ray_cluster(nodes, machines=None, **of_each):
 
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, ([machines.site] if machines else []) + [ROOT, SUPPORT, FORKED]))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK})
+    head = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True, "_system_config": QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for number in range(nodes):
             own = {"env_vars": machines.environment(f"node-{number}", "desk-")} if machines else {}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -49,8 +48,6 @@ def ppo(new, old, advantages, mask, by):
     return (terms * mask).sum() / by
 
 
-Trainer: TypeAlias = tuple[dict[str, ModuleType], Callable[[], Any], Callable[[], Any]]
-"""Modules with the trainer's functions, what computes a loss, and what ends the optimizer step."""
 NORM = 2.5
 
 

@@ -5,9 +5,8 @@ Read: AReaL 1.0.4 (4aef98d), miles 0.1.0 (31f1ca9), NeMo-RL 0.6.0 (7ea279a), pri
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ ANSWERS, TOTALS, HEAT = [3, 2], [6, 4], 0.7
 WIDE, LONG = torch.nn.utils.rnn.pad_sequence(ROWS, batch_first=True), torch.cat(ROWS)[None]
 COUNTED = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
 """Marks the tokens of the responses."""
-Made: TypeAlias = "tuple[list[ModuleType], Callable[[], object]]"
-"""Modules with a trainer's functions, and what trains a step of two micro-batches."""
 
 
 def module(name, *functions):
@@ -290,7 +287,7 @@ FAULTS = {
     "slime": ("sum of the means of 4 rows", "sum of the means of 4 rows"),
 }  # fmt: skip
 """What is said of the loss of the second step, and of the third. The optimizer step of miles is in no function, so no step is known."""
-TRAINERS: dict[str, Callable[[Any], Made]] = {
+TRAINERS = {
     "nemo-rl": nemo_rl, "prime-rl": prime_rl, "areal": areal, "slime": lambda model: listed(model, True),
     "miles": lambda model: listed(model, False),
 }  # fmt: skip

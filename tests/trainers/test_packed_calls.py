@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -54,7 +53,7 @@ class Packing:
     )
 
 
-WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+WAYS = {
     "offsets": lambda: {"sequences": IDS, "offsets": BORDERS.int(), "action_mask": COUNTS[:, 1:]},
     "a long row": lambda: {"sequences": IDS[0], "offsets": BORDERS, "action_mask": COUNTS[0]},
     "positions": lambda: {"sequences": IDS, "positions": PLACES, "action_mask": COUNTS[:, 1:] != 0},

@@ -23,7 +23,8 @@ AS_TYPED = {"attach", "demo", "replay", "ui"}
 """Commands of `python -m actordbg` that are no forks: tests send their processes signals, or give them a terminal."""
 ROOT = os.path.abspath(f"{__file__}/../../../..")
 PROGRAMS = f"{ROOT}/tests", f"{ROOT}/examples"
-"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes."""
+"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes. Ray
+itself cannot be imported before the fork: it reads a worker's RAY_JOB_ID then."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
