@@ -334,7 +334,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
         model, plain = in_shell(figures.config.model), figures.config.backend == "plain"
         following = "" if plain else f"actordbg step --run {step.run} --step {step.number} --model {model} --backend plain"
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
-    left = [NotChecked(WHOLE, step.missing)] if step.missing else []
+    left = [NotChecked(WHOLE, step.missing, "`run --calls forward,loss --step N` records a whole step")] if step.missing else []
     if other := why_no_norm(figures):
         terms = ""
         if step.fact("aux_loss_coef"):
@@ -358,7 +358,8 @@ def verdict_of(figures: StepFigures) -> Verdict:
             rule, how = RULES[UNKNOWN], "repeats what was recorded, which is wrong"
         return Verdict(WRONG, f"{title} {how}: {apart}", shown, left, "actordbg check", findings=[Finding(rule, apart)])
     count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
-    said = f"{title}: {count} add up to the loss of one batch"
+    of_each = "have each the loss of their rows"
+    said = f"{title}: {count} {of_each if step.missing else 'add up to the loss of one batch'}"
     if not left:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
