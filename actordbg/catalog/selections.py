@@ -117,7 +117,7 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 
 def _instead(catalog: Catalog, part: str) -> str:
-    """Describe what there is instead: losses, which only `point` selects, or the values of a part's columns."""
+    """Describe what there is instead: losses, or the values of a part's columns."""
     if losses := count_dumps(catalog, all_of([part, f"point = '{LOSS}'"])):
         return f" forwards, and {plural(losses, 'loss')}: add point='{LOSS}'"
     contents = [
@@ -128,12 +128,9 @@ def _instead(catalog: Catalog, part: str) -> str:
 
 
 def frequent_values(catalog: Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
-    """Return the values of a column of `--where` with their numbers of dumps, the most frequent first. As in `each_dump`, losses
-    count only where the column selects them.
-    """
+    """Return the values of a column of `--where`, the most frequent first, with their numbers of dumps that `dump ls` lists."""
     column = WHERE_COLUMNS[name]
-    selected = "" if name in SELECT_LOSSES else f"WHERE {FORWARDS}"
-    listed = f"dump AS d {joins([name, 'point'])} {selected}"
+    listed = f"dump AS d {joins([name, 'point'])}" + ("" if name in SELECT_LOSSES else f" WHERE {FORWARDS}")
     with guarded(catalog.store.catalog_path) as box:
         rows = box.rows(f"SELECT {column.sql}, count(*) FROM {listed} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}")
         return [(shown(column, value), int(count)) for value, count in rows]
