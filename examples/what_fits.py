@@ -66,9 +66,13 @@ def main():
     parser.add_argument("--at", type=int, action="append", default=[], help="a length to estimate; repeatable")
     parser.add_argument("--time", action="store_true", help="seconds instead of bytes")
     given = parser.parse_args()
-    with open(given.report, newline="") as file:
-        rows = list(csv.DictReader(file))
-    if len({(row["replay_id"], row["batch_size"]) for row in rows}) > 1:
+    try:
+        with open(given.report, newline="") as file:
+            rows = list(csv.DictReader(file))
+        kinds = {(row["replay_id"], row["batch_size"]) for row in rows}
+    except (OSError, KeyError) as problem:
+        parser.error(f"not a report that `actordbg report REPLAY -o FILE.csv` wrote: {given.report} ({problem!r})")
+    if len(kinds) > 1:
         parser.error("inputs of several replays or batch sizes: a curve is of one")
     points, too_long = measured(rows, given.time)
     if len(points) < 3:

@@ -16,19 +16,21 @@ from actordbg.base.owners import is_own
 from actordbg.base.units import first_line
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
+from actordbg.catalog.query import count_dumps
 from actordbg.causes.bank import all_causes
 from actordbg.compare.sides import GOLDEN, TRUTH
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import LOSS
 from actordbg.judge import explanation
 from actordbg.judge.check import CheckedReplay, located_spec, worst_unlocated
 from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, explain_engine, explain_rollout
 from actordbg.judge.load_replays import load
 from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
-from actordbg.recorded.lint import lint, with_known
+from actordbg.recorded.lint import NO_LOSSES, lint, with_known
 from actordbg.records.comparison_record import MODEL, ComparisonRecord
-from actordbg.records.finding import NotChecked
+from actordbg.records.finding import NOT_CHECKED, NotChecked
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
@@ -110,6 +112,9 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
         (data,) = load(store, [spec.replay_id]).replays
     why = why or ("" if passed else "no input passed")
     findings = kept(desk, lint(store.root, [given.path for given in spec.inputs]))
+    if count_dumps(store, f"point = '{LOSS}'"):
+        for answer in findings.of(NOT_CHECKED):
+            answer.lacks = answer.lacks.replace(NO_LOSSES, "policy losses, which `actordbg lint` reads")
     findings = with_known(store, findings, {given.dump_id for given in spec.inputs})
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:

@@ -277,8 +277,8 @@ def _counted(record: TrainCheckRecord, requested: Judged) -> str:
         named = _PLURAL.get(word, word) if count > 1 else word
         counts.append(f"{count} {named}")
     said = (
-        f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {record.batch} micro-batches in each, over "
-        f"{plural(len(record.dump_ids), 'input')}: {listed(counts)}."
+        f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {plural(record.batch, 'micro-batch')} in each, "
+        f"over {plural(len(record.dump_ids), 'input')}: {listed(counts)}."
     )
     if unknown:
         said += f" Whether the loss falls was not checked: {falls}."

@@ -52,7 +52,10 @@ ORDERS = {
 """By name, the index with that order, and the order in SQL."""
 _ALL = f"CROSS {CALLER} {LAST_RESULT}"
 """Joins after `dump AS d` for every column; CROSS keeps dumps in the outer loop, and so their order."""
-_FORWARDS = f"k.point = '{FORWARD}'"
+FORWARDS = f"k.point = '{FORWARD}'"
+_NAME_LOSSES, _JUDGE_LOSSES = {"point", "dump_id", "dump"}, {"verdict", "broken"}
+SELECT_LOSSES = _NAME_LOSSES | _JUDGE_LOSSES
+"""Columns with which a condition selects losses too."""
 _LISTED = 5
 _AT_ONCE = 500
 """Most dumps that a query names: SQLite takes at least 999 parameters."""
@@ -149,11 +152,11 @@ def _of_forwards(box: Sandbox, where: str | None, condition: Condition | None, l
     what `where` compiles to.
     """
     columns = condition.columns if condition is not None else set()
-    named = losses or not columns.isdisjoint({"point", "dump_id", "dump"})
+    named = losses or not columns.isdisjoint(_NAME_LOSSES)
     if named or not list(box.rows("SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,))):
         return condition  # no store without losses pays for them
     listed = f"point = '{FORWARD}'"
-    if not columns.isdisjoint({"verdict", "broken"}):
+    if not columns.isdisjoint(_JUDGE_LOSSES):
         listed = f"({listed} or verdict is not null)"
     return compile_where(listed if where is None else f"({where}) and {listed}")
 
@@ -210,7 +213,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
 
 def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
     """Return the number of dumps, and the shortest and longest `seq_len`; (0, 0, 0) without dumps."""
-    sql = f"SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump AS d {CALLER} WHERE {_FORWARDS}"
+    sql = f"SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump AS d {CALLER} WHERE {FORWARDS}"
     ((count, shortest, longest),) = answers(source, sql)
     return count, shortest, longest
 
@@ -241,7 +244,7 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     if not ids and len(dump_id) >= LEAST_OF_HANDLE:
         ids = [row[0] for row in answers(catalog, sql.format(DUMP_TAIL, _LISTED), span)]
     if not ids:
-        newest = f"SELECT d.dump_id FROM dump AS d {CALLER} WHERE {_FORWARDS} ORDER BY d.timestamp DESC LIMIT {_LISTED}"
+        newest = f"SELECT d.dump_id FROM dump AS d {CALLER} WHERE {FORWARDS} ORDER BY d.timestamp DESC LIMIT {_LISTED}"
         ids = [row[0] for row in answers(catalog, newest)][::-1]
     full_id = resolve(dump_id, ids, "dump", made_by="dump enable")
     return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (full_id,)))[0]

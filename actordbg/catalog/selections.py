@@ -15,9 +15,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from actordbg.base.units import some
+from actordbg.base.units import plural, some
 from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.query import (
+    FORWARDS,
+    SELECT_LOSSES,
     Catalog,
     answers,
     count_dumps,
@@ -30,6 +32,7 @@ from actordbg.catalog.query import (
 from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, WhereColumn, from_micros, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, of_dumps, parts_of
 from actordbg.config.replay_config import TINY, TOY_MODEL
+from actordbg.formats.dump_record import LOSS
 
 BAD = "verdict in ('WRONG', 'FAILED')"
 """Dumps whose last verdict is bad."""
@@ -114,7 +117,9 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 
 def _instead(catalog: Catalog, part: str) -> str:
-    """Describe the values of a part's columns, in words."""
+    """Describe what there is instead: losses, or the values of a part's columns."""
+    if losses := count_dumps(catalog, all_of([part, f"point = '{LOSS}'"])):
+        return f" forwards, and {plural(losses, 'loss')}: add point='{LOSS}'"
     contents = [
         "`actordbg dump ls` lists the ids" if name == "dump_id" else _held(catalog, name)
         for name in sorted(compile_where(part).columns)
@@ -123,12 +128,11 @@ def _instead(catalog: Catalog, part: str) -> str:
 
 
 def frequent_values(catalog: Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
-    """Return the values of a column of `--where` with their numbers of dumps, the most frequent first."""
+    """Return the values of a column of `--where`, the most frequent first, with their numbers of dumps that `dump ls` lists."""
     column = WHERE_COLUMNS[name]
+    listed = f"dump AS d {joins([name, 'point'])}" + ("" if name in SELECT_LOSSES else f" WHERE {FORWARDS}")
     with guarded(catalog.store.catalog_path) as box:
-        rows = box.rows(
-            f"SELECT {column.sql}, count(*) FROM dump AS d {joins([name])} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}"
-        )
+        rows = box.rows(f"SELECT {column.sql}, count(*) FROM {listed} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}")
         return [(shown(column, value), int(count)) for value, count in rows]
 
 

@@ -221,7 +221,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ActordbgError as error:
         _give_up(error)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # at a question
         _errors().output.note("interrupted")
         sys.exit(130)
     except SystemExit as end:

@@ -237,7 +237,8 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
     if word in (FAILED, UNCHECKED):
         examples = [group.examples[0] for group in replay.failures if group.examples]
         if reported and examples and replay.counts.inputs > 1:
-            return f"actordbg replay --where {selecting(examples[:1])} {' '.join(map(in_shell, repeat_options(values)))}"
+            alone = values if values["align"] == "same" else {**values, "align": None}  # others have no input
+            return f"actordbg replay --where {selecting(examples[:1])} {' '.join(map(in_shell, repeat_options(alone)))}"
         if reported and examples:  # it was replayed alone
             return f"actordbg reduce {replay.replay_id}"
         return "" if reported else f"actordbg report {replay.replay_id}"

@@ -32,8 +32,9 @@ from actordbg.records.comparison_record import LintRecord
 from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
 from actordbg.store.layout import Store
 
+NO_LOSSES = "policy losses (dump enable --calls forward,loss)"
 _HOW = {
-    LOSS: "policy losses (dump enable --calls forward,loss)",
+    LOSS: NO_LOSSES,
     "log_probs": "log-probs (dump enable --with-outputs, or --calls forward,loss)",
 }
 """How to record what a law needs, where it is not the trainer that has to hand it over."""

@@ -22,7 +22,7 @@ from actordbg.catalog import query
 from actordbg.catalog.selections import frequent_values, verdict_of
 from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
-from actordbg.compare.sides import rests_on_others
+from actordbg.compare.sides import GOLDEN, RECORDED, rests_on_others
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts, document as comparison_page
@@ -247,15 +247,16 @@ def comparisons_page(store: Store, asked: Asked = NOTHING) -> str:
 def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
     rows = []
     for each in query.comparisons(store)[:most]:
+        kind = RECORDED if each.against_kind == GOLDEN else each.against_kind
         cells: dict[str, str | Link] = {
             "verdict": marked(each.verdict, rests_on_others(store, each)),
             "comparison": link_to("comparisons", each.comparison_id),
             "A": link_to("replays", each.replay_id),
-            "B": f"{each.against_kind} {each.against}",
+            "B": kind if kind == RECORDED else f"{kind} {each.against}",
             "dumps": f"{each.compared}/{each.dumps}",
             "largest, nats": number(each.max_abs, 3),
         }
-        rows.append(Row(cells, {"dumps": each.compared, "largest, nats": each.max_abs}, {"B": {each.against_kind}}))
+        rows.append(Row(cells, {"dumps": each.compared, "largest, nats": each.max_abs}, {"B": {kind}}))
     facets = () if most else ("verdict", "B")
     return listing("comparisons", asked, rows, facets, {"dumps", "largest, nats"})
 

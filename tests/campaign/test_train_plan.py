@@ -164,12 +164,12 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also, word, 
 def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store, tmp_path):
     """A rise from 10.28 to 10.43 over inputs that never came again agreed, with exit code 0."""
     rises = steps(*((10.28 + 0.05 * n, 2.0, 0.5) for n in range(4)))
-    record = replace(checked(rises), dump_ids=tuple("abcdefgh"), log_dir=str(tmp_path))
+    record = replace(checked(rises), batch=1, dump_ids=tuple("abcd"), log_dir=str(tmp_path))
     record = replace(record, cells=tuple(replace(one, steps=rises) for one in record.cells))
     kept(store, record)
     assert (verdicts(record)[2].word, verdicts(record)[2].falls) == ("agrees", "?")
     shown = invoke(store, "--show last --format md")
-    first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
+    first = "1 configuration, 4 steps, 1 micro-batch in each, over 4 inputs: 1 agrees. Whether the loss falls was not checked: no round"
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
     verdict = verdict_of(record)
     assert verdict.word == UNCHECKED and [left.text for left in verdict.not_checked][:-1] == [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from commandline import invoke, offered, program
 
 from actordbg.base.errors import UsageError
@@ -46,9 +47,10 @@ def test_a_failure_is_a_message_and_no_traceback(words, code, exit_code, said):
     assert done.returncode == exit_code and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, typer.Abort])
+def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys, ended):
     def interrupted(**_settings):
-        raise KeyboardInterrupt
+        raise ended
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `main` replaces
     monkeypatch.setattr(app, "app", interrupted)

@@ -19,6 +19,7 @@ from reportcases import dump_id, given, replay, result
 
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError
 from actordbg.cli.output import Format
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.load_replays import load
 from actordbg.store.layout import Store
 
@@ -50,6 +51,16 @@ def reported(store, *arguments):
 )
 def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(replayed, names, chosen):
     assert [data.spec.replay_id for data in load(replayed, names).replays] == chosen
+
+
+@pytest.mark.parametrize(("align", "repeated"), [("shuffle", False), ("rank", False), ("same", True)])
+def test_a_failed_input_is_repeated_without_what_needs_the_others(store, align, repeated):
+    failed = result(1, status="failed", error="boom", signature="ValueError: boom")
+    made = replay([given(i, 300) for i in range(2)], [result(0), failed], backend="deepspeed")
+    asked = replace(made.spec, config=ReplayConfig(backend="deepspeed", nproc=2, align=align))
+    keep(store, replace(made, spec=asked), "2025-06-19T05:30:00.000000Z")
+    following = json.loads(reported(store, "--json").stdout)["next"]
+    assert dump_id(1)[-8:] in following and ("--align" in following) == repeated
 
 
 def test_an_unknown_replay_is_a_usage_error_and_no_store_a_problem_of_the_store(replayed, tmp_path):

@@ -66,3 +66,7 @@ def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path):
         and "5,000  3.5e+09 to 3.5e+09 bytes; a guess" in text
         and "9,000  refused" in text
     )
+    (tmp_path / "other.csv").write_text("step,loss\n1,2\n")
+    for name in ("missing.csv", "other.csv"):
+        text = said(name)
+        assert f"REPLAY -o FILE.csv` wrote: {name}" in text and "Traceback" not in text

@@ -14,16 +14,20 @@ import torch
 from casefiles import cases_of
 from catalogcases import record
 from commandline import invoke
+from comparecases import write_replay
 from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
 from replaylines import places
 from reportcases import said_once
 
 from actordbg import trainers
+from actordbg.api import explaining
 from actordbg.base.errors import NothingToDo
 from actordbg.capture import loss_record
 from actordbg.capture.facts import _CONFIG_FACTS
 from actordbg.capture.loss_points import CapturePoints
+from actordbg.catalog.query import open_fresh, select_dumps
+from actordbg.catalog.selections import frequent_values
 from actordbg.document.blocks import EITHER, TRAINER, Verdict
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
@@ -33,6 +37,7 @@ from actordbg.recorded.lint import lint, with_lint
 from actordbg.recorded.recorded_calls import Answer
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.finding import NOT_CHECKED
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.trainers.seam import LossCall
@@ -464,7 +469,7 @@ def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of
     assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == 1
 
 
-def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path):
+def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
     store, paths = published(tmp_path)
     for words in ((), ("--where", "point='loss'")):
@@ -479,6 +484,19 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path):
     assert sum(int(each.split()[0]) for each in (most, others)) == len(left)
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint", "--where", "seq_len>99")
+    half = len(paths) // 2
+    reason = f"role = 'policy loss' selects none of {half} forwards, and {half} losses: add point='loss'"
+    assert reason in invoke(store, "dump", "ls", "--where", "role='policy loss'").stderr
+    assert frequent_values(open_fresh(store), "role") == [("policy", half)]
+
+    def nothing(*_):
+        raise NothingToDo("")
+
+    monkeypatch.setattr(explaining, "run_located", nothing)
+    inputs = [ReplayInput(row.dump_id, row.path, 0, row.batch_size, row.seq_len, row.tokens) for row in select_dumps(store)]
+    write_replay(store, "r-01", inputs, change=lambda *_: None, keep_tensors=False)
+    left = json.loads(invoke(store, "explain", "r-01", "--json").stdout)["not_checked"]
+    assert any(each.endswith("for lack of policy losses, which `actordbg lint` reads") for each in left), left
 
 
 @pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])

@@ -75,6 +75,7 @@ def judged_lines(tmp_path, lines):
         assert abs(figures.step.applied - figures.step.expected) < 1e-6 * figures.step.size
     left = [f"not checked: {each.said.partition(':')[0]}" for each in verdict.not_checked]
     assert verdict.word != "WRONG" or verdict.sentence.startswith("WRONG (trainer): step 4")
+    assert not figures.step.missing or "add up" not in verdict.said
     return [" ".join([verdict.word, *causes]), *left]
 
 

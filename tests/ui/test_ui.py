@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 from urllib.request import urlopen
 
 import pytest
-from comparecases import given, write_replay
+from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden, hostile_store
 from pagecases import Read
 from victims import wait_for
@@ -27,7 +27,7 @@ from actordbg.catalog import query
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
-from actordbg.ui.ui_pages import condition_of, dump_page, dumps_page, replays_page, store_page
+from actordbg.ui.ui_pages import comparisons_page, condition_of, dump_page, dumps_page, replays_page, store_page
 from actordbg.ui.ui_server import HOST, UiServer
 
 
@@ -214,6 +214,13 @@ def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_check
     assert browsed.admitted("/checks/20250619T050000-000001") == (200, "<p>the page of the check</p>")
     assert browsed.admitted("/checks/20250619T060000-000002")[0] == 400, "no check"
     assert len(rows_of(browsed.admitted("/comparisons/?B=truth")[1])) == 1
+
+
+def test_a_comparison_with_what_the_run_recorded_is_named_as_it_is_typed(store):
+    inputs, made = publish_golden(store, 1)
+    write_replay(store, "r-01", inputs, change=lambda at, _: made[at])
+    save(store, compare(store, "r-01", "recorded"))
+    assert [row[3] for row in rows_of(comparisons_page(store, {"B": "recorded"}))] == ["recorded"]
 
 
 def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor):
