@@ -24,14 +24,11 @@ IDS, MASK, RESPONSE, LENGTH, ATTENTION, SAMPLE = (
     "attention_mask",
     "sample_mask",
 )
-OF_TOKENS = (
-    MASK, "log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "advantages", "returns", "values",
-    "entropy",
-)  # fmt: skip
-"""Parts of a row that have a value for each token, or for each token of its response."""
 OF_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs")
 OF_ROW_OR_TOKENS = ("advantages", "returns")
 """Parts of which a row may have one value for all of its tokens, as GRPO makes them."""
+OF_TOKENS = (MASK, *OF_LOG_PROBS, *OF_ROW_OR_TOKENS, "values", "entropy")
+"""Parts of a row that have a value for each token, or for each token of its response."""
 LABELS, IGNORED = "labels", -100
 """The tokens that a supervised training learns, and what stands for those that it does not."""
 OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")

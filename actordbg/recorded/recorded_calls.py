@@ -17,6 +17,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
+from actordbg.dumps.file_rows import OF_LOG_PROBS
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
@@ -37,7 +38,7 @@ LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
 """Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
-LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
+LOG_PROBS = (*OF_LOG_PROBS, "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
 
 
