@@ -9,7 +9,7 @@ INTRODUCTION = """\
 # Settings of a replay
 
 Each setting is declared once, in `actordbg/config/replay_config.py`. Options, files, variables, labels and this page
-follow from it. The first source counts that sets it: a flag or `--set NAME=VALUE`, a `--config` file, the environment variable,
+follow from it. The first source counts that sets it: a flag, a `--config` file, the environment variable,
 [`actordbg.toml`](settings.md#actordbgtoml), the default. A source that names the backend silences what weaker
 sources say for another backend.
 

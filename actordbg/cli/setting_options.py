@@ -28,7 +28,7 @@ from actordbg.config.setting import Setting
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
-_SET, _CONFIG, _ACCELERATE = "set_", "config", "accelerate_config"
+_CONFIG, _ACCELERATE = "config", "accelerate_config"
 
 
 def bare_values(command: str) -> dict[str, str]:
@@ -42,8 +42,6 @@ def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
     yield option(_TRUST, bool, False, text, consent.FLAG, rank=30)
     text = "Import a module that registers a --dist-backend. Command line only."
     yield option(_PLUGIN, str | None, None, text, consent.PLUGIN, metavar="MODULE", rank=30)
-    text = "Set a setting by its name in --help-all, e.g. seed=3; repeatable."
-    yield option(_SET, list[str] | None, None, text, metavar="NAME=VALUE", rank=17)
     text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
     facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
     yield option(_CONFIG, Path | None, None, text, **facts)
@@ -89,7 +87,7 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(command: str, **options: Any) -> Given:
-    """Merge the settings given by options and --set, those of a --config file, which are weaker and noted, and those implied by
+    """Merge the settings given by options, those of a --config file, which are weaker and noted, and those implied by
     a launcher around this command, whose other ranks exit.
 
     Raises UsageError if two options conflict.
@@ -105,22 +103,14 @@ def merged_settings(command: str, **options: Any) -> Given:
         for short, value in setting.shorthands.items():
             if options.get(_SHORT + short.replace("-", "_")):
                 _add(given, setting, value, f"--{short}")
-    known = {setting.option: setting for setting in _settings_of(command)}
-    for words in options.get(_SET) or ():
-        name, equals, text = words.partition("=")
-        if (chosen := known.get(name.strip().replace("_", "-"))) is None:
-            raise UsageError(f"--set {name:.60}: `{command}` has no such setting", hint=sources.near(name, known))
-        if not equals:
-            raise UsageError(f"--set {words:.60} has no value", hint=f"--set {words:.60}=VALUE; {chosen.hint}")
-        value = text if _takes_list(chosen, command) else _parsed(chosen, text, f"--set {name}:")
-        _add(given, chosen, value, f"--set {words}")
-    lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
+    known = _settings_of(command)
+    lists = [setting.name for setting in known if _takes_list(setting, command)]
     if (config := options.get(_ACCELERATE)) is not None:
         from actordbg.config.accelerate_file import with_accelerate
 
         given = with_accelerate(given, config, lists, output.note)
     if (file := options.get(_CONFIG)) is not None:
-        added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
+        added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known, lists))
         taken = [f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items()]
         taken = taken or ["nothing beyond the given flags"]
         output.note(f"from {file.name}: {', '.join(taken)}")
