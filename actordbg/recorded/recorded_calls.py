@@ -38,8 +38,6 @@ LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
 """Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
-LOG_PROBS = (*OF_LOG_PROBS, "action_log_probs")
-"""Names of tensors of log-probs, which a call got or returned."""
 
 
 def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
@@ -166,7 +164,7 @@ class RecordedCall:
 
     def log_probs(self) -> dict[str, Numbers]:
         """Return every recorded set of log-probs whose shape is that of `active`, by name."""
-        named = ((name, self.array(name)) for name in LOG_PROBS)
+        named = ((name, self.array(name)) for name in (*OF_LOG_PROBS, "action_log_probs"))
         shape = None if self.active is None else self.active.shape
         return {name: values for name, values in named if values is not None and values.shape == shape}
 
