@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actordbg.api.plain_commands import PlainCommands, Power, Truth, consenting
 from actordbg.base.errors import UsageError
 from actordbg.base.option import Option
-from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, TRAINING_AXES, TRUTHS
+from actordbg.config.replay_config import ANY_WIDER, AXES, SETTINGS, TRAINING_AXES, TRUTHS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -95,11 +95,6 @@ class StoreCommands(PlainCommands):
         flags = self._flags(settings)
         asked = self._desk.asked(flags)
         return {SETTINGS[name].option: getattr(asked.config, name) for name in {**flags, **asked.sources}}
-
-    def laws(self, where: Where = None, *, sample: int = SAMPLE, **settings: Any) -> CommandResult:
-        """Replay a diverse sample of dumps and check the laws (invariance checks) of each."""
-        chosen, _ = self._asked(where, {})
-        return self.replay(chosen.sampled(sample), **{"laws": ALL_LAWS, **settings})
 
     @consenting
     def check(

@@ -62,7 +62,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
     steps = []
     store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
     answers = {
-        "laws": store.laws(sample=1, backward=False),
+        "laws": store.replay(max_inputs=1, laws=1, backward=False),
         "matrix": store.matrix(max_inputs=1, packing=[True], attn=["eager"], compile=[False], backward=False),
         "compare": store.compare("@1", "truth"),
     }

@@ -26,7 +26,7 @@ def main(model: torch.nn.Module, ids: torch.Tensor) -> int:
     except actordbg.ActordbgError as error:
         print(error.code, error.message)
     for judged in (
-        store.replay(max_inputs=1), store.laws(), store.lint(), store.compare("last", "truth", max_abs=0.1), store.locate("last"),
+        store.replay(max_inputs=1), store.lint(), store.compare("last", "truth", max_abs=0.1), store.locate("last"),
         store.explain(), store.report("last", charts=False), store.noise(),
         store.matrix(attn=["sdpa", "eager"]), store.train_check(training={"steps": 4}, dry_run=True),
     ):  # fmt: skip
