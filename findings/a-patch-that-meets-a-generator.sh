@@ -4,9 +4,9 @@
 # Surprise: the same job loads its model with ZeRO stage 2 and raises AttributeError ('generator' object has no attribute 'update') with
 #   stage 3. The patch is put in place at stage 3 alone; what it wraps returned a dictionary until 5.22 and yields dictionaries since 5.23.
 # Guess: a model that loads under ZeRO 2 loads under ZeRO-3.
-# Versions: openrlhf 0.10.3, 0.10.4 and 0.11.0 to 0.11.2 have the patch (by reading, but for 0.11.2); transformers 5.22.0, 5.23.0 and
-#   5.24.0. Seen 2026-11-30: 5.22.0 returns the state, 5.23.0 and 5.24.0 raise. A whole OpenRLHF Actor under ZeRO-3 (DeepSpeed 0.19.8, torch
-#   2.13.0, CPU) did the same: it ran with 5.22.0, and raised with 5.23.0 and 5.24.0.
+# Versions: openrlhf 0.11.2 (0.10.3 to 0.11.1 have the same patch, by reading); transformers 5.22.0, 5.23.0 and 5.24.0. Seen 2026-11-30:
+#   5.22.0 returns the state, 5.23.0 and 5.24.0 raise. A whole OpenRLHF Actor under ZeRO-3 (DeepSpeed 0.19.8, torch 2.13.0, CPU) did the
+#   same.
 # Source: openrlhf/models/actor.py, `_patch_zero3_weight_mapping`; transformers/integrations/deepspeed.py,
 #   `_apply_weight_conversions_to_state_dict`, a private function.
 # For RLHF: who upgrades transformers alone cannot load a policy, reference or critic under ZeRO-3. OpenRLHF pins transformers 5.15.0.

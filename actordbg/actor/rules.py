@@ -50,6 +50,7 @@ class Case(SimpleNamespace):
     def __init__(self, config: ReplayConfig, choices: Choices, facts: Facts, record: DumpRecord | None = None) -> None:
         super().__init__(**vars(config) | vars(choices) | vars(facts), record=record)
         self.deepspeed, self.fsdp2 = self.backend == "deepspeed", self.backend == "fsdp2"
+        self.zero3 = self.deepspeed and self.zero_stage == 3
         self.together, self.compiles = self.deepspeed or self.fsdp2, self.compile or self.deepcompile
         self.ring_flash_attn = self.cuda and "ring-flash-attn" in self.versions
         self.function = self.through == "trainer" and self.adapter is not None
@@ -106,10 +107,6 @@ def _words(case: Case) -> Mapping[str, object]:
 
 PACKED_SINCE = (4, 53)
 """The transformers release from which sdpa and eager attention keep packed rows apart."""
-
-ZERO_3_PATCHED, GENERATOR_SINCE = ((0, 10, 3), (0, 11, 2)), (5, 23)
-"""OpenRLHF releases that patch how transformers loads a model under ZeRO-3, and the transformers release that gave the patched
-function another result."""
 
 LEAKED = (
     "the run's packed rows leaked into each other: transformers keeps rows apart by position_ids only without an attention mask "
@@ -243,14 +240,14 @@ RULES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "zero3-cannot-load",
         lambda case: (
-            case.deepspeed
-            and case.zero_stage == 3
-            and ZERO_3_PATCHED[0] <= case.version("openrlhf") <= ZERO_3_PATCHED[1]
-            and case.version("transformers") >= GENERATOR_SINCE
+            case.zero3
+            and case.through != "rows"
+            and (0, 10, 3) <= case.version("openrlhf") <= (0, 11, 2)
+            and case.version("transformers") >= (5, 23)
         ),
         "{trainer} patches how transformers loads a model under ZeRO-3, and its patch expects a dictionary where transformers "
         "{transformers} yields one after the other: AttributeError, in training too",
-        ("transformers 5.22 or earlier", "--zero-stage 2", "--backend fsdp2, which shards as much"),
+        ("transformers 5.22 or earlier", "--backend fsdp2, which shards as much", "--through rows", "--zero-stage 2"),
     ),
     KnownFailure(
         "flash-attention-unavailable",
@@ -314,14 +311,14 @@ RULES: tuple[KnownFailure, ...] = (
     ),
     _warning(
         "zero3-bf16-rotary",
-        lambda case: case.deepspeed and case.zero_stage == 3 and case.dtype != "fp32",
+        lambda case: case.zero3 and case.dtype != "fp32",
         "under ZeRO-3 the rotary embedding's inv_freq is made in {dtype} (fp32 at stages 0 to 2), so log-probs differ in "
         "about the fourth digit from those of other stages with the same weights",
         ("--dtype fp32 to compare stages", "compare ZeRO-3 with ZeRO-3"),
     ),
     _warning(
         "zero3-breaks-graphs",
-        lambda case: case.deepspeed and case.zero_stage == 3 and case.compile,
+        lambda case: case.zero3 and case.compile,
         "under ZeRO-3, DeepSpeed's hooks gather weights around every module and break the graph there: a two-layer model "
         "compiles into 20 graphs with 80 breaks instead of one graph, and takes minutes",
         ("--zero-stage 0, 1 or 2", "--deepcompile, which puts the gathering into the graph (needs CUDA)"),
@@ -350,10 +347,7 @@ RULES: tuple[KnownFailure, ...] = (
 
 
 def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[KnownFailure]:
-    """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
-
-    defaults: the record of the first dump.
-    """
+    """Return the hits of all rules here, worst first. defaults: the first dump's record. Raises UsageError for invalid values."""
     facts = facts or gather_facts()
     return _check(Case(config, choose(config, defaults, facts), facts, defaults))
 
@@ -389,10 +383,8 @@ def find_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> No
 
 def missing_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> EnvironmentProblem | None:
     """Return the error of a missing trainer; None if none is missing, for a truth, or if replays run on other machines."""
-    if config.truth or are_elsewhere():
-        return None
     adapter = adapter_of(defaults.actor) if defaults else None
-    if through_of(config, adapter) == "rows":
+    if config.truth or are_elsewhere() or through_of(config, adapter) == "rows":
         return None
     return TRAINER.absent() if adapter is None else absent_trainer(adapter)
 

@@ -81,6 +81,8 @@ def exact_products() -> None:
 
 _NO_MODULES = ("torch", "accelerate", "safetensors", "typing_extensions", *sys.stdlib_module_names)
 """Packages of other functions that transformers' files and torch's import."""
+_LOADING = "transformers.modeling_utils"
+"""The file that loads models. Since transformers 5.21 a model's file imports a function of it, and it the hub's and ours."""
 
 
 def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
@@ -109,7 +111,7 @@ def _scopes_of(model: Any) -> list[dict[str, Any]]:
     while left:
         scope = getattr(inspect.unwrap(left.pop()), "__globals__", {})
         name = scope.get("__name__", "")
-        if name.startswith("transformers.") and name not in scopes:
+        if name.startswith("transformers.") and name not in (*scopes, _LOADING):
             scopes[name] = scope
             left += [function for _, function in _functions_in(scope)]
     return [*scopes.values()]

@@ -79,11 +79,16 @@ def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (), 
     ]
 
 
+def word_of(verdict: str, against_kind: str) -> str:
+    """Return the word for a comparison's verdict. Only agreement with the truth is RIGHT: another B may be wrong as well."""
+    word = _WORDS[verdict]
+    return UNCHECKED if word == RIGHT and against_kind != "truth" else word
+
+
 def comparison_verdict(record: ComparisonRecord) -> Verdict:
-    """Return the verdict on A. B may be wrong as well unless it is the truth, so only agreement with the truth is RIGHT."""
-    word = FAILED if _nothing_differs(record) else _WORDS[record.verdict]
-    unknown = record.good and record.b.kind != "truth"
-    word = UNCHECKED if unknown else word
+    """Return the verdict on A."""
+    word = FAILED if _nothing_differs(record) else word_of(record.verdict, record.b.kind)
+    unknown = record.good and word == UNCHECKED
     figures = [("dumps compared", f"{len(record.compared):,} of {len(record.dumps):,}")]
     if record.furthest:
         most = number(record.furthest[0], 3)

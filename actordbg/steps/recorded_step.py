@@ -136,6 +136,13 @@ class RecordedStep:
         """The loss whose gradient the engine applies, from the recorded losses."""
         return sum(each.recorded for each in self.micro_batches) / (self.accumulation * self.ranks)
 
+    @property
+    def factor(self) -> float:
+        """The factor by which dp_size and the recorded count make every loss too large; 1 if they are right."""
+        by = self.fact("batch_num_tokens" if self.by_token else "global_batch_size")
+        ranks = float(self.fact("dp_size") or self.ranks) / self.ranks
+        return ranks if by is None else ranks * self.divisor / (float(by) * self.accumulation)
+
     @cached_property
     def size(self) -> float:
         """The sum of absolute terms by their number, which a loss is compared on: the terms themselves cancel."""

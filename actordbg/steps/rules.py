@@ -204,8 +204,15 @@ RULES = {
     )
 }
 """What must hold of a step, by its name."""
+UNKNOWN = "unknown"
+"""The name of a fault that nothing known explains."""
 
 
 def broken(name: str, said: str) -> Finding:
     """Return a finding of the rule with this name."""
     return Finding(RULES[name], said)
+
+
+def near(value: float, wanted: float, tolerance: float) -> bool:
+    """Check whether a figure is within a relative tolerance."""
+    return abs(value - wanted) <= tolerance * abs(wanted)

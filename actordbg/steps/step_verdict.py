@@ -24,7 +24,7 @@ import numpy as np
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural, some
-from actordbg.compare.same_weights import OF_ROUNDING, WEIGHTS
+from actordbg.compare.same_weights import WEIGHTS
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
 from actordbg.recorded.loss_laws import LOSS_OFF
@@ -32,15 +32,12 @@ from actordbg.recorded.loss_terms import Terms, kl_terms
 from actordbg.recorded.step_laws import MOVED
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.steps.adam_update import of_update, unchecked
+from actordbg.steps.gradient_norm import NORM_OFF, of_norm
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
-from actordbg.steps.rules import RULES, broken
+from actordbg.steps.rules import RULES, UNKNOWN, broken, near
 from actordbg.steps.run_step import Side, StepFigures
 from actordbg.steps.step_plan import ENTROPY
 
-NORM_OFF = {True: 1e-3, False: 0.01}
-"""Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
-NORM_LEAST, OF_NORM = {True: 1e-4, False: 1e-3}, 3.0
-"""Where a replay repeats the run's log-probs, its norm is so near, or so many times as near as rounding takes it to fp32's."""
 LEAST = 1e-3
 """Nats that an action's loss counts as at least, as rounding of the terms beside it does not vanish where advantages are 0."""
 COUNT_OFF = 1e-5
@@ -48,28 +45,10 @@ COUNT_OFF = 1e-5
 
 FAR, ON_AVERAGE, WORST = 5.0, {True: 5e-3, False: 0.02}, {True: 0.1, False: 0.3}
 """A log-prob is wrong, with the right weights, if it is this many times what rounding costs, and so many nats, from fp32's. By
-whether the run computes in fp32: in a tiny model products in TF32 cost 7e-4 where bf16
-costs 1e-2.
+whether the run computes in fp32: in a tiny model products in TF32 cost 7e-4 where bf16 costs 1e-2.
 """
-UNKNOWN = "unknown"
-"""The name of a fault that nothing known explains."""
-
-CHANCE = 0.1
-"""Most of the range of norms that micro-batches left out or doubled may explain: above it, one would fit by chance."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
-
-
-def near(value: float, wanted: float, tolerance: float) -> bool:
-    """Check whether a figure is within a relative tolerance."""
-    return abs(value - wanted) <= tolerance * abs(wanted)
-
-
-def factor_of(step: RecordedStep) -> float:
-    """Return the factor by which dp_size and the recorded count make every loss too large; 1 if they are right."""
-    by = step.fact("batch_num_tokens" if step.by_token else "global_batch_size")
-    ranks = float(step.fact("dp_size") or step.ranks) / step.ranks
-    return ranks if by is None else ranks * step.divisor / (float(by) * step.accumulation)
 
 
 def normalization(step: RecordedStep) -> Iterator[Finding]:
@@ -208,85 +187,6 @@ def _kl_term(micro_batch: MicroBatch, estimator: str = "") -> float:
     return 0.0 if terms is None else float(np.where(loss.active, terms, 0.0).sum()) * float(loss.fact("kl_ctl") or 0.0)
 
 
-def of_norm(figures: StepFigures) -> Finding | None:
-    """Name the fault that explains the recorded norm; None if it is that of the whole step."""
-    step, whole = figures.step, figures.reference.grad_norm
-    recorded, tolerance = step.grad_norm, norm_limit(figures)
-    factor = abs(factor_of(step))
-    if recorded is None or (math.isfinite(whole) and near(recorded, factor * whole, tolerance)):
-        return None
-    said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
-    if not (0 < recorded < math.inf and 0 < factor * whole < math.inf):
-        return broken(UNKNOWN, f"{said}; no known fault explains it")
-    cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
-    cases = cases or _of_one_part(figures, recorded / factor, tolerance)
-    if cases:
-        words = "; or ".join(dict.fromkeys(words for _, _, words in cases))
-        return broken(cases[0][0], f"{words}: {said}")
-    if near(recorded, figures.replayed.grad_norm, tolerance):
-        return None  # it follows from the losses as they were recorded
-    return broken(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it")
-
-
-def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
-    """Yield the rule that each known fault of the gradient breaks, the norm that it gives, and the fault in words."""
-    step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
-    zero, gas, ratio = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
-    if step.places > 1:
-        yield (
-            "last micro-batch",
-            alone[-1],
-            f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied",
-        )
-        yield "first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"
-    yield "gradient twice", 2 * whole, "each micro-batch's gradient is accumulated twice"
-    if step.ranks > 1:
-        yield "sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"
-        yield "ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"
-    if gas > 1:
-        yield "accumulation", whole / gas, "the gradient is divided by the accumulation twice"
-        yield "accumulation", whole * gas, "the gradient is not divided by the accumulation"
-    factor = abs(factor_of(step))
-    if (limit := step.fact("max_norm")) and limit < factor * whole:
-        yield UNKNOWN, limit / factor, "the norm is one after clipping"
-    scale = round(math.log2(ratio / (factor * whole)))
-    if scale >= 8:
-        yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, was not divided out of the gradient"
-
-
-def _of_one_part(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
-    """Return the part that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can.
-
-    A part is a micro-batch of all ranks, or of one.
-    """
-    step, whole, parts = figures.step, figures.reference.grad_norm, figures.reference.parts
-    fits = list[tuple[str, float, str]]()
-    products = [sum(product for _, product in parts[at : at + step.ranks]) for at in range(0, len(parts), step.ranks)]
-    of_all = [(f"micro-batch {at}", own**2, products[at]) for at, own in enumerate(figures.reference.alone)]
-    of_one = [(each.name, *part) for each, part in zip(step.micro_batches, parts, strict=True)]
-    for kind in (of_all, of_one) if step.ranks > 1 else (of_all,):
-        known = list[tuple[str, float, str]]()
-        for name, square, product in kind:
-            without, twice = (math.sqrt(max(0.0, whole**2 + square + sign * 2 * product)) for sign in (-1, 1))
-            known.append(("micro-batch left out", without, f"the gradient of {name} is left out"))
-            known.append(("gradient twice", twice, f"the gradient of {name} is accumulated twice"))
-        norms = [each for _, each, _ in known]
-        by_chance = 2 * tolerance * sum(norms) / (max(norms) - min(norms) or math.nan)
-        fits += [case for case in known if by_chance < CHANCE and near(norm, case[1], tolerance)]
-    return fits if len(fits) == 1 else []
-
-
-def norm_limit(figures: StepFigures) -> float:
-    """Return how far the recorded norm may be from the step's, relative: what rounding costs, measured on the step."""
-    step, replayed, reference = figures.step, figures.replayed, figures.reference
-    own, floor = figures.apart(replayed).sum(), figures.apart(replayed, reference).sum()  # nats, over all actions
-    repeats = own <= OF_ROUNDING[step.fp32] * floor
-    rounding = abs(replayed.grad_norm - reference.grad_norm) / (reference.grad_norm or math.nan)
-    if not repeats or not math.isfinite(rounding):
-        return NORM_OFF[step.fp32]
-    return min(NORM_OFF[step.fp32], max(NORM_LEAST[step.fp32], OF_NORM * rounding))
-
-
 def causes_of(figures: StepFigures) -> list[Finding]:
     """Return every known fault of the step, the first explains most."""
     replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
@@ -389,11 +289,11 @@ def verdict_of(figures: StepFigures) -> Verdict:
 
 def _apart(figures: StepFigures) -> str:
     """Say in which figure the replay under the configuration differs from the reference; "" in none."""
-    step, replayed, whole = figures.step, figures.replayed, abs(factor_of(figures.step)) * figures.reference.grad_norm
+    step, replayed, whole = figures.step, figures.replayed, abs(figures.step.factor) * figures.reference.grad_norm
     wide = step.fp32 and figures.config.dtype in (None, "fp32")
     if not near(replayed.grad_norm, whole, NORM_OFF[wide]):
         return f"its norm is {number(replayed.grad_norm)}, that of the whole step in fp32 {number(whole)}"
-    loss, size = applied_by(step, replayed), step.size * abs(factor_of(step))
+    loss, size = applied_by(step, replayed), step.size * abs(step.factor)
     if abs(loss - step.applied) > LOSS_OFF[wide] * size:
         return f"its loss is {number(loss)}, the recorded one {number(step.applied)}"
     return ""

@@ -25,7 +25,7 @@ from actordbg.catalog.where import all_of, quoted
 from actordbg.compare.sides import GOLDEN, RECORDED, rests_on_others
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html
-from actordbg.judge.comparison_document import comparison_charts, document as comparison_page
+from actordbg.judge.comparison_document import comparison_charts, document as comparison_page, word_of
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.judge.replay_list import listed
@@ -249,7 +249,7 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
     for each in query.comparisons(store)[:most]:
         kind = RECORDED if each.against_kind == GOLDEN else each.against_kind
         cells: dict[str, str | Link] = {
-            "verdict": marked(each.verdict, rests_on_others(store, each)),
+            "verdict": marked(word_of(each.verdict, each.against_kind), rests_on_others(store, each)),
             "comparison": link_to("comparisons", each.comparison_id),
             "A": link_to("replays", each.replay_id),
             "B": kind if kind == RECORDED else f"{kind} {each.against}",

@@ -5,6 +5,7 @@ Both scenarios run in one process of its own (`actorcases.run_scenario`), with t
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import sys
@@ -33,11 +34,14 @@ def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tm
 
 def shared(cache):
     """Code that was put in the place of transformers' is named, as is an edited file: the truth runs it too."""
+    from transformers import modeling_utils
     from transformers.models.llama import modeling_llama
 
     with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
         assert session.resolved["shared_code"] == ["transformers"]
-        masking, ropes = modeling_llama.create_causal_mask.__globals__, modeling_llama.ROPE_INIT_FUNCTIONS
+        with patch.object(modeling_llama, "as since 5.21", modeling_utils.load_state_dict, create=True):
+            assert truth_model.shared_code(session.model) == ["transformers"], "what loads a model does not compute it"
+        masking, ropes = inspect.unwrap(modeling_llama.create_causal_mask).__globals__, modeling_llama.ROPE_INIT_FUNCTIONS
         for held, key in (
             (masking, "causal_mask_function"),
             (masking["ALL_MASK_ATTENTION_FUNCTIONS"], "eager"),

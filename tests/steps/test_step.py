@@ -23,10 +23,11 @@ from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.steps import run_step
+from actordbg.steps.gradient_norm import of_norm
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_document import step_blocks, step_data, step_page
-from actordbg.steps.step_verdict import causes_of, of_norm, verdict_of
+from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
 

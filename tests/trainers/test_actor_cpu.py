@@ -35,8 +35,8 @@ try:
 except ImportError:
     facts["kernels"] = False
 facts["flash attention 2 available"] = is_flash_attn_2_available()
-names = sys.modules["transformers.utils.import_utils"].PACKAGE_DISTRIBUTION_MAPPING
-facts["as transformers 5.7 asks"] = "flash-attn" in [name.replace("_", "-") for name in names["flash_attn"]]
+names = vars(sys.modules["transformers.utils.import_utils"]).get("PACKAGE_DISTRIBUTION_MAPPING", {})
+facts["as transformers 5.7 asks"] = "flash-attn" in [name.replace("_", "-") for name in names.get("flash_attn", ())]
 facts["cuda available"] = torch.cuda.is_available()
 try:
     torch.cuda.get_device_properties(0)
