@@ -114,7 +114,8 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
     findings = kept(desk, lint(store.root, [given.path for given in spec.inputs]))
     if count_dumps(store, f"point = '{LOSS}'"):
         for answer in findings.of(NOT_CHECKED):
-            answer.lacks = answer.lacks.replace(NO_LOSSES, "policy losses, which `actordbg lint` reads")
+            if answer.lacks == NO_LOSSES:
+                answer.lacks = "policy losses, which `actordbg lint` reads"
     findings = with_known(store, findings, {given.dump_id for given in spec.inputs})
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:

@@ -191,7 +191,8 @@ def say_status(answer: dict[str, Any]) -> None:
     if answer["control"] is None and not answer["jobs"]:
         never = "" if answer["processes"] or answer["damaged_switches"] else ": it was never on"
         say(f"Recording is off{never} in {answer['store']}")
-        say_next("actordbg dump enable")
+        recorded = answer["earlier"] or any(row.captured for row in answer["processes"])
+        say_next("actordbg lint" if recorded else "actordbg dump enable")
     if answer["control"] is not None:
         state = "on" if answer["enabled"] else "off"
         say(f"Recording is {state}: run {answer['control']['run']}, since {answer['control']['since']}")
