@@ -200,6 +200,6 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
 
 @pytest.mark.parametrize(("earlier", "following"), [(2, "actordbg lint"), (0, "actordbg dump enable")])
 def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, earlier, following):
-    answer = dict.fromkeys(("processes", "jobs", "rings", "damaged_switches"), []) | {"control": None, "enabled": False}
+    answer = {key: [] for key in ("processes", "jobs", "rings", "damaged_switches")} | {"control": None, "enabled": False}
     say_status(answer | {"earlier": earlier, "store": "S", "unreadable": 0})
     assert f"next: {following}" in "".join(capsys.readouterr())
