@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.actor.signatures import signature_of
+from actordbg.actor.signatures import explain, signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
 from actordbg.base.processes import TERMINATED, describe_status
 from actordbg.debug.replay_stops import StopOrder
@@ -56,9 +56,12 @@ from actordbg.replay.worker_logs import (
 def as_error(broken: Event, log: str) -> ActordbgError:
     """Return the error of a worker that could not build its actor: its own class if actordbg defines it, else LaunchProblem."""
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
+    known = explain(signature_of(broken["error_class"], broken["error"]))
+    hint = "run `actordbg doctor` to see what this environment lacks"
+    if known is not None:
+        hint = "try: " + "; or ".join(known[1])
     return ours or LaunchProblem(
-        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
-        hint="run `actordbg doctor` to see what this environment lacks",
+        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(), hint=hint
     )
 
 

@@ -26,3 +26,8 @@ def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name):
     assert error_named(name, "broken") is None
     found = as_error({"error_class": name, "error": "broken", "hint": ""}, log="the end")
     assert isinstance(found, LaunchProblem) and name in found.message
+
+
+def test_a_known_failure_of_building_says_the_way_out():
+    broken = {"error_class": "ValueError", "error": "M does not support an attention implementation through sdpa", "hint": ""}
+    assert as_error(broken, log="").hint == "try: --attn eager"
