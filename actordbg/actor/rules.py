@@ -242,7 +242,7 @@ RULES: tuple[KnownFailure, ...] = (
         lambda case: (
             case.zero3
             and case.through != "rows"
-            and (0, 10, 3) <= case.version("openrlhf") <= (0, 11, 2)
+            and (0, 10, 3) <= case.version(TRAINER.package) <= (0, 11, 2)
             and case.version("transformers") >= (5, 23)
         ),
         "{trainer} patches how transformers loads a model under ZeRO-3, and its patch expects a dictionary where transformers "

@@ -51,7 +51,6 @@ SAFETENSORS_DTYPES = {
 SIZES = dict(SAFETENSORS_DTYPES.values())
 """Bytes per element of the dtypes that can be stored."""
 
-RUN_ON = "positions never restart: packed rows would be one row"
 UNKNOWN_TYPE = "an argument of type"  # of `extra`: a replay leaves such an argument out, and checks that it may
 OUTPUT_PREFIX = "output."
 """Name prefix of tensors that the call returned (`dump enable --with-outputs`)."""

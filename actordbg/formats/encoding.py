@@ -30,7 +30,6 @@ from actordbg.formats.dump_record import (
     MAX_RECORD,
     MAX_VALUES,
     OUTPUT_PREFIX,
-    RUN_ON,
     SAFETENSORS_DTYPES,
     SIZES,
     SURROGATE,
@@ -319,13 +318,10 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
     rows: dict[str, Any] = {"batch_size": len(starts), "seq_len": longest, "tokens": int(attended.sum()), "action_len": actions}
     outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
     note = {"rows": f"{outside} of {total} packed tokens are in no row and are left out"} if outside else {}
-    if packing and places is not None and mask is not None:
-        note = {"rows": "packed with a mask: sdpa and eager attention do not separate such rows"}
-    elif not packing and places is not None and mask is None:
-        note = {"rows": RUN_ON}
     if places is not None:
-        from actordbg.formats.nested_values import with_flash_leak  # for packed rows alone
+        from actordbg.formats.nested_values import note_of_packing, with_flash_leak  # for packed rows alone
 
+        note |= note_of_packing(packing, masked=mask is not None)
         record = replace(record, arguments=with_flash_leak(record.arguments, kept, places.values))
     return replace(record, packing_samples=packing, extra={**record.extra, **note}, **rows), unpacked
 

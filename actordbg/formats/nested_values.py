@@ -23,6 +23,7 @@ from typing import Any
 
 CONTEXT = "context."
 """Name prefix of parts that belong to a call but are not needed to repeat it."""
+RUN_ON = "positions never restart: packed rows would be one row"
 ROWS_LEAK, FLASH_ROWS_LEAK = f"{CONTEXT}rows_leak", f"{CONTEXT}flash_rows_leak"
 """Arguments of a record: the packed rows of its call see each other; with flash attention they do."""
 LEFT_OUT = "left out: "
@@ -128,3 +129,10 @@ def with_flash_leak(arguments: dict[str, Any], tensors: Mapping[str, Any], posit
     padded = mask is not None and not mask.values.all()
     several = positions.size > positions.shape[-1] and "cu_seq_lens_q" not in tensors
     return {**arguments, FLASH_ROWS_LEAK: bool(padded or several)}
+
+
+def note_of_packing(packing: bool, *, masked: bool) -> dict[str, str]:
+    """Return what a record notes of a call with positions: {"rows": words}, or {}. packing: they begin anew within a row."""
+    if packing and masked:
+        return {"rows": "packed with a mask: sdpa and eager attention do not separate such rows"}
+    return {} if packing or masked else {"rows": RUN_ON}

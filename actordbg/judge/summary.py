@@ -26,7 +26,7 @@ from actordbg.actor.signatures import explain
 from actordbg.base.units import first_line, grouped, letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
-from actordbg.formats.dump_record import RUN_ON
+from actordbg.formats.nested_values import RUN_ON
 from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of
 from actordbg.judge.report_model import (
     Against,

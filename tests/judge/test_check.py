@@ -18,7 +18,7 @@ from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
-from actordbg.formats.dump_record import RUN_ON
+from actordbg.formats.nested_values import RUN_ON
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.explanation import NOT_CHECKED, explain

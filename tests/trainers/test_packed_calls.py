@@ -16,7 +16,7 @@ from adaptercases import dumps_of, record_here
 from actordbg.actor.rules import leaked
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import nested_values
-from actordbg.formats.dump_record import RUN_ON
+from actordbg.formats.nested_values import RUN_ON
 from actordbg.store import payload
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
