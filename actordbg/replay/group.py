@@ -52,11 +52,15 @@ from actordbg.replay.worker_logs import (
     was_told_to_end,
 )
 
+_OF_BUILDING = ("attention-missing", "flash-attention-missing", "flash-attention-dtype")
+"""Known failures whose ways out fit where no input has run yet."""
+
 
 def as_error(broken: Event, log: str) -> ActordbgError:
     """Return the error of a worker that could not build its actor: its own class if actordbg defines it, else LaunchProblem."""
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
-    known = explain(signature_of(broken["error_class"], broken["error"]))
+    signature = signature_of(broken["error_class"], broken["error"])
+    known = explain(signature) if signature in _OF_BUILDING else None
     hint = "run `actordbg doctor` to see what this environment lacks"
     if known is not None:
         hint = "try: " + "; or ".join(known[1])
