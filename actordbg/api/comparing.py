@@ -132,8 +132,13 @@ def truth_and_rounding(desk: Desk, replay_id: str, dtype: str, *, flat: bool, pl
     """
     store = desk.store
     ours = open_replay(store, replay_id)
-    if all(isinstance(why := ours.read(dump_id), str) for dump_id in ours.inputs):
-        raise Unsupported(f"replay {ours.info.replay_id} has nothing to compare: {why}", hint="replay with --keep-tensors")
+    kept_or_why: object = "it has no inputs"
+    for dump_id in ours.inputs:
+        kept_or_why = ours.read(dump_id)
+        if not isinstance(kept_or_why, str):
+            break
+    else:
+        raise Unsupported(f"replay {replay_id} has nothing to compare: {kept_or_why}", hint="replay with --keep-tensors")
     spec, owner = spec_and_owner(store, replay_id)
     model = spec.config.model
     approve_once = cache(partial(desk.client.approve, f"replay {spec.replay_id}, whose model {model!r} would be loaded", owner))
