@@ -9,11 +9,10 @@ from actordbg.trainers.find_adapter import BUILT_IN, HOSTS, installed
 INTRODUCTION = """\
 # Trainers
 
-What each adapter declares, and what of it ran. "ran": the trainer's own code, on a CPU; for NeMo-RL its `automodel/train.py` and
-`ClippedPGLossFn`, for prime-rl, AReaL and slime the functions of their losses, with imports that were not there replaced; in the
-last column, faults of stand-ins' losses. "stand-in": functions with the signatures, arguments and results of the source that was
-read; `actordbg adapters` found each function, with its arguments, in that source. "read": only that. "-": not supported, or there
-is nothing of it. Nothing here ran on a GPU.
+What each adapter declares, and what of it ran. "ran": the trainer's own code, on a CPU. Of AReaL (`FSDPEngine.train_batch`),
+miles (`FSDPTrainRayActor._train_step`), prime-rl (`forward`, `compute_loss`), slime (`train_one_step`) and NeMo-RL
+(`automodel/train.py`, `ClippedPGLossFn`) that is what is named here, around a small Llama, with imports that were not there
+replaced. "read": the source only. "-": not supported, or there is nothing of it. Nothing here ran on a GPU.
 [Other trainers](../how-to/other-trainers.md) says how to use them.
 """
 HEAD = (
@@ -27,14 +26,14 @@ HEAD = (
     "Faults named",
 )
 RAN: dict[str, tuple[str, str, str, str, str, str]] = {
-    "areal": ("1.0.4 (4aef98d), FSDP engine", "stand-in", "ran", "stand-in", "stand-in", "2 of 2"),
-    "miles": ("0.1.0 (31f1ca9), FSDP backend", "stand-in", "stand-in", "stand-in", "stand-in", "not run"),
+    "areal": ("1.0.4 (4aef98d), FSDP engine", "ran", "ran", "ran", "ran", "2 of 2"),
+    "miles": ("0.1.0 (31f1ca9), FSDP backend", "ran", "ran", "ran", "ran", "3 of 3"),
     "molt": ("0.2.1", "ran", "ran", "ran", "ran", "6 of 6"),
     "nemo-rl": ("0.6.0 (7ea279a), automodel", "ran", "ran", "ran", "ran", "2 of 2"),
     "plain": ("transformers 5.15.0", "ran", "-", "ran", "ran", "-"),
-    "prime-rl": ("0.8.0 (559b447)", "stand-in", "ran", "stand-in", "stand-in", "2 of 2"),
+    "prime-rl": ("0.8.0 (559b447)", "ran", "ran", "ran", "ran", "3 of 3"),
     "skyrl": ("0.3.0; a956457 read", "ran", "ran", "ran", "ran", "`benchmarks/own_classes.py`"),
-    "slime": ("0.3.1 (624b824), Megatron", "stand-in", "ran", "stand-in", "stand-in", "2 of 2"),
+    "slime": ("0.3.1 (624b824), Megatron", "ran", "ran", "ran", "ran", "3 of 3"),
     "trl": (
         "1.16.0, with transformers 5.15.0 and 5.24.0",
         "ran",

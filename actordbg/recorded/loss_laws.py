@@ -11,7 +11,7 @@ import numpy as np
 
 from actordbg.base.units import release
 from actordbg.document.blocks import EITHER, TRAINER, number
-from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, Terms, aggregation
+from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, OF_STEPS, Terms, aggregation
 from actordbg.recorded.mask_laws import NEVER
 from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall
 from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, learns, steps
@@ -115,7 +115,25 @@ def formula(calls: Calls, answer: Answer) -> None:
             answer.violated(step.first, f"{step.sums}; they are those of {step.formula}", size=step.off / step.size)
 
 
+def _counts(calls: Calls, answer: Answer) -> None:
+    """Look for losses that are divided by another number of actions, or of rows, than the step's."""
+    for words, losses in steps(calls):
+        mode = aggregation(losses[0].loss_attributes)
+        placed = {(key, call.record.rank) for call in losses for key in call.row_keys}
+        if mode not in OF_STEPS or len({key for key, _ in placed}) < len(placed) or not is_whole(losses):
+            continue  # ranks of tensor parallelism have the same rows
+        counts = np.concatenate([call.counts for call in losses if call.counts is not None])
+        by_rows, weights = mode == "call-row-means", [call.array("term_weights") for call in losses]
+        size, what = ((counts > 0).sum(), "rows") if by_rows else (counts.sum(), "actions")
+        given = {call.fact(OF_STEPS[mode]) for call in losses}
+        left_out = any(factors is not None and not factors.all() for factors in weights)
+        if size and None not in given and given != {size} and not left_out:
+            said = f"{words}: its losses are divided by {number(min(given))}, and it has {size} {what}"
+            answer.violated(losses[0], said)
+
+
 def normalization(calls: Calls, answer: Answer) -> None:
+    _counts(calls, answer)
     for step in summed(calls, answer):
         if not step.formula:
             given, wanted = step.given, step.wanted

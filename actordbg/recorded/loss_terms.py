@@ -66,6 +66,7 @@ class Terms:
             BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
             "seq-mean-token-sum-norm": (by_scale, f"sum over tokens by {scale} times {rows}"),
             "call-token-sum": (1.0, f"sum over {tokens}"), "call-row-means": (1.0, f"sum of the means of {rows}"),
+            "step-token-sum": (1.0, f"sum over {tokens}"),
         }  # fmt: skip
         by, words = known.get(aggregation(loss), (None, ""))
         return (by, words) if by else None
@@ -73,8 +74,9 @@ class Terms:
 
 _RATIOS = ("ppo", "gspo", "rloo", "cispo", "dppo")
 BY_ROW = "seq-mean-token-mean"
-OF_CALLS = {"call-token-sum": "batch_num_tokens", "call-row-means": "global_batch_size"}
-"""Losses that are sums of their own call, by the argument that divides them; a step's others do not matter."""
+OF_STEPS = {"step-token-sum": "batch_num_tokens", "call-row-means": "global_batch_size"}
+OF_CALLS = {"call-token-sum": "batch_num_tokens", **OF_STEPS}
+"""Losses that are sums of their own call, by the argument that divides them; for those of `OF_STEPS` it is the step's number."""
 
 
 def aggregation(loss: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""NeMo-RL and prime-rl, as their sources say: nobody has trained with them here.
+"""NeMo-RL and prime-rl: their functions were run, nobody has trained with them here.
 
 Read: NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447). Losses: `declared_losses`. Not recorded: rows that are split over ranks
 (context or sequence parallelism), images, critics.

@@ -15,7 +15,7 @@ import torch
 
 from actordbg.trainers.seam import Arguments, LossCall, real_tokens
 
-_BY_TOKEN, _BY_ROW = "call-token-sum", "call-row-means"
+_BY_TOKEN, _BY_ROW = "step-token-sum", "call-row-means"
 _UNLIMITED = 1e9
 
 
@@ -117,7 +117,7 @@ def areal_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
         facts = {
             "policy_loss_type": "ppo", "clip_eps_low": call["eps_clip"], "dual_clip": call["c_clip"],
             "clip_eps_high": call["eps_clip"] if high is None else high, "is_correction_level": "off",
-            "is_corrected": filtered is not None, "loss_agg_mode": _BY_TOKEN,
+            "is_corrected": filtered is not None, "loss_agg_mode": "call-token-sum",
         }  # fmt: skip
         if filtered is not None:
             weights = _within((near - rollout).exp(), filtered.lower, filtered.upper, clips=filtered.action == "clamp")

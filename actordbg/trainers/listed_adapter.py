@@ -1,4 +1,4 @@
-"""AReaL, miles and slime, which score logits apart from the model, as their sources say: nobody has trained with them here.
+"""AReaL, miles and slime, which score logits apart from the model: their functions were run, nobody has trained with them here.
 
 Read: AReaL 1.0.4 (4aef98d), its FSDP engine; miles 0.1.0 (31f1ca9), its FSDP backend; slime 0.3.1 (624b824), on Megatron. Losses
 are read by `declared_losses`. Not recorded: rows that are split over ranks, log-probs of a nucleus, critics; of slime, passes
@@ -7,6 +7,7 @@ of a reference or a teacher, whose weights take the policy's place.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def _listed_rows(call: Arguments) -> Rows | None:
     model = around["model"][0] if owner is None else owner.model if reference is None else reference
     ids = torch.nn.utils.rnn.pad_sequence(list(call["unconcat_tokens"]), batch_first=True)
     counted = behind(call, [torch.ones(count, dtype=torch.long) for count in call["response_lengths"]])
-    step = updates_of(model) if owner is None else None
+    step = updates_of(model if owner is None else owner.model)  # a reference has no updates of its own
     given: Any = {"temperature": args.rollout_temperature, "step": step, "entropy": call["with_entropy"]}
     return Rows(model, ids, real_tokens(torch.tensor(call["total_lengths"]), ids), counted, **given)
 
@@ -47,6 +48,19 @@ def _listed_rows(call: Arguments) -> Rows | None:
 def _listed(output: Any) -> Scores:
     found = output[-1] if isinstance(output, tuple) else output
     return Scores(found["log_probs"], found.get("entropy"))
+
+
+_left: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""Of a trainer of miles: the step that it is in, and how many of its micro-batches are left."""
+
+
+def _after_the_last_micro_batch(call: Arguments) -> Any:
+    """Return miles' model behind the last micro-batch of a step: its optimizer's own step is in no function."""
+    owner, step = call["self"], call["step_id"]
+    known, left = _left.get(owner, (step, 0))
+    left = (left if known == step and left else call["num_microbatches"]) - 1
+    _left[owner] = step, left
+    return None if left else owner.model
 
 
 _LISTED = ("args", "unconcat_tokens", "total_lengths", "response_lengths", "with_entropy")
@@ -69,9 +83,10 @@ class Miles:
     seams = (
         Seam(f"{_HUB}.logit_processors:get_log_probs_and_entropy", _listed_rows, _listed, _LISTED),
         Seam(f"{_HUB}.losses:policy_loss_function", no_rows, needs=_OF_BATCH, loss=listed_loss),
-        Seam(f"{_MILES}._train_step", no_rows, around=True),
+        Seam(f"{_MILES}._train_step", no_rows, needs=("step_id", "num_microbatches"), around=True,
+             steps=_after_the_last_micro_batch),
         Seam(f"{_MILES}._compute_log_prob", no_rows, needs=("model_tag",), around=True),
-    )
+    )  # fmt: skip
 
 
 class Slime:
