@@ -274,8 +274,8 @@ def rerun(clean: nn.Module, suspect: Listing, seen: Tensor | None, attn: str) ->
         added = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
         eager = added.masked_fill(~seen, torch.finfo(hidden.dtype).min) if attn == "eager" else seen
         bound.arguments["attention_mask"] = eager
-    if bound.arguments.get("past_key_values") is not None:
-        bound.arguments["past_key_values"] = None
+    for name in {"past_key_values", "cache"} & bound.arguments.keys():  # the second is transformers 5.24's
+        bound.arguments[name] = None
     listing = Listing(clean.train(suspect.layer.training), leaves, suspect.layout)
     with listing.on():
         clean(*bound.args, **bound.kwargs)

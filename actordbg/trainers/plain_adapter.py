@@ -9,11 +9,12 @@ from __future__ import annotations
 from actordbg.trainers.seam import TRAINER_STEP, Arguments, NoPolicy, Rows, Scores, Seam, Unreadable, own_positions, step_of
 
 _READ = ("input_ids", "attention_mask", "labels", "position_ids", "cache_position", "logits_to_keep")
+_CACHES = ("past_key_values", "cache_params", "cache")  # all are `cache` in transformers 5.24
 
 
 def _rows(call: Arguments) -> Rows | None:
     ids, mask, labels, model = call.get("input_ids"), call.get("attention_mask"), call.get("labels"), call["self"]
-    if ids is None or call.get("past_key_values") is not None:
+    if ids is None or any(call.get(name) is not None for name in _CACHES):
         return None
     if getattr(model, "get_output_embeddings", lambda: True)() is None:
         raise NoPolicy(f"{type(model).__name__} has no language head")
@@ -49,7 +50,7 @@ class Plain:
 
     name = "plain"
     package = "transformers"
-    tried = ("5.15.0",)
+    tried = ("5.15.0", "5.24.0")
     seams = (
         Seam(
             where="transformers.modeling_utils:PreTrainedModel.post_init",

@@ -53,6 +53,7 @@ class Bench:
     cache: Path
     seed: int = 0
     count: int = amount(1, 2)
+    attn: str = "sdpa"
 
     def __post_init__(self):
         from transformers import AutoModelForCausalLM
@@ -60,7 +61,7 @@ class Bench:
         self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
         self.dumps = [sampled(self.plain, self.seed + index) for index in range(self.count)]
         self.opened = contextlib.ExitStack()
-        self.session = self.open(attn="sdpa")
+        self.session = self.open(attn=self.attn)
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
         self.examiner = CausesInWorker(self.wide, together=False)
         self.truth = self.examined()
@@ -305,7 +306,7 @@ def others(cache):
 
 
 def without_a_mask_or_a_cap(cache):
-    bench = Bench(str(model_of(cache, "gemma2")), "bf16", cache)
+    bench = Bench(str(model_of(cache, "gemma2")), "bf16", cache, attn="eager")
 
     def capless(model):
         stack = contextlib.ExitStack()

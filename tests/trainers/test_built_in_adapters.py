@@ -129,10 +129,11 @@ def test_skyrl_entropies_are_those_of_the_actions():
 def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none():
     seam = Plain.seams[0]
     call = {"self": MODEL, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "num_items_in_batch": torch.tensor(5)}
-    rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
+    rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None, "cache": None})
     assert list(rows.more) == ["token_type_ids"]
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
-    assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
+    for other in ({"past_key_values": ()}, {"cache_params": ()}, {"cache": ()}, {"input_ids": None}):
+        assert seam.rows(call | other) is None, other
     last = seam.rows({"self": MODEL, "input_ids": IDS, "logits_to_keep": torch.tensor([2, 3])})
     assert last.more == {}
     both = torch.nn.Module()
