@@ -156,8 +156,16 @@ def linted_files(
 
 
 def logs_and_others(paths: Sequence[Path]) -> tuple[list[TrainLog], list[Path]]:
-    """Return the logs among files and below folders, and the other files that may have rows. Raises as `find_files`."""
+    """Return the logs among files and below folders, and the other files that may have rows.
+
+    Raises as `find_files`, and UsageError for a model.
+    """
     logs = logs_below(paths)
+    if models := [
+        path for path in paths if not logs and any((path / f"{name}config.json").is_file() for name in ("", "adapter_"))
+    ]:
+        command = f"actordbg check --model {in_shell(str(models[0]))}"
+        raise UsageError(f"{models[0]} is a model, not files of a run", hint=f"`{command}` checks it on recorded inputs")
     known = {log.path for log in logs}
     if known.issuperset(map(str, paths)):
         return logs, []

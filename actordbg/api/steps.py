@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +9,12 @@ from typing import Any
 
 from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
-from actordbg.base.errors import StoreProblem
-from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
-from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import run_step
 from actordbg.steps.step_document import step_blocks, step_data, step_page
-
-_OTHERS = 256
-"""Most losses of other steps that the page's mismatch by step is drawn from."""
 
 
 def replayed_step(
@@ -38,13 +31,7 @@ def replayed_step(
     desk.runnable(config, inputs, announce=False)
     with desk.progress("replaying the step", 2 * len(inputs)) as advance:
         figures = run_step(store, step, config, counting(advance))
-    where = f"point = 'loss' and run = '{step.run}' and step != {number}"
-    rows = select_dumps(store, where, order="newest", limit=_OTHERS, losses=True)
-    others = []
-    for row in rows:
-        with contextlib.suppress(StoreProblem):
-            others.append(RecordedCall.read(str(store.root / row.path)))
-    blocks, page = step_blocks(figures), step_page(figures, others, texts)
+    blocks, page = step_blocks(figures), step_page(figures, texts)
     if config.model == TINY:
         blocks, page = ([replace(b, toy=True) if isinstance(b, Verdict) else b for b in each] for each in (blocks, page))
     verdict = verdict_in(blocks)

@@ -67,14 +67,15 @@ class RunFile:
 @dataclass(frozen=True)
 class ParameterHash:
     """What identifies a parameter. part: (first, count) of the elements of the flattened parameter that the rank held, None for
-    all. sha256: of these, None if they were not hashed. sample: `sampled` elements of them as float32, little-endian, in hex; ""
-    if none were taken, and `why_not` says why.
+    all. sha256: of these, None if they were not hashed. frozen: it is not trained. sample: `sampled` elements of them as float32,
+    little-endian, in hex; "" if none were taken, and `why_not` says why.
     """
 
     dtype: str
     shape: tuple[int, ...]
     part: tuple[int, int] | None = None
     sha256: str | None = None
+    frozen: bool = False
     why_not: str = ""
     sample: str = ""
 
@@ -214,9 +215,9 @@ def step_weights(
                     samples[device].append(sample)
                     count = len(sample)
                 except (RuntimeError, NotImplementedError, TypeError):  # it was freed, is sparse, is of a class of its own
-                    facts = (*facts[:4], "its elements cannot be read")
+                    facts = (*facts[:-1], "its elements cannot be read")
             elif local is not None and not hashed:
-                facts = (*facts[:4], "elements of its dtype are not sampled")
+                facts = (*facts[:-1], "elements of its dtype are not sampled")
             held.append((name, facts, sha256, device, count))
         states = dict(_states(getattr(optimizer, "optimizer", optimizer)))
         joined = {device: torch.cat(each) for device, each in samples.items()}
@@ -270,15 +271,24 @@ def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...],
     for name, parameter in model.named_parameters():
         local, part, why_not = _local(name, parameter)
         dtype = parameter.dtype if local is None else local.dtype
-        yield name, (dtype, getattr(parameter, "ds_shape", parameter.shape), part, None, why_not), local
+        yield (
+            name,
+            (dtype, getattr(parameter, "ds_shape", parameter.shape), part, None, not parameter.requires_grad, why_not),
+            local,
+        )
 
 
 def described(name: str, held: tuple[Any, ...], **more: Any) -> tuple[str, ParameterHash]:
     """Return the plain name of a parameter, and its record. held: of `weights_held`. more: the record's other fields."""
+    dtype, shape, *rest = held
+    return bare_name(name), replace(ParameterHash(dtype_name(dtype), tuple(shape), *rest), **more)
+
+
+def bare_name(name: str) -> str:
+    """Return the name of a parameter without what wrappers add."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
-    dtype, shape, *rest = held
-    return name, replace(ParameterHash(dtype_name(dtype), tuple(shape), *rest), **more)
+    return name
 
 
 def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:

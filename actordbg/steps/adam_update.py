@@ -20,7 +20,7 @@ import numpy as np
 
 from actordbg.base.units import plural, some
 from actordbg.document.blocks import number
-from actordbg.formats.weight_hashes import GroupState, WeightRecord
+from actordbg.formats.weight_hashes import GroupState
 from actordbg.recorded.recorded_calls import Numbers
 from actordbg.records.finding import Finding
 from actordbg.steps.recorded_step import RecordedStep
@@ -28,6 +28,8 @@ from actordbg.steps.rules import broken
 
 OFF, SHARE = 2e-3, 0.1
 """A law is broken if it is off by so much, relative to the change itself, in so many of the elements that change."""
+CUT_OFF, CUT_LEAST, CUT_SHARE = 1e-4, 8, 0.02
+"""A gradient was cut at a value if so many elements, and such a share, have its largest size, to so much of it."""
 _ULP = 4e-7
 """A few roundings of fp32, relative."""
 
@@ -39,15 +41,18 @@ def unchecked(step: RecordedStep) -> str:
         if any(each.loss.record.actor.get("zero_stage") == 3 for each in step.micro_batches):
             why = "DeepSpeed has no optimizer state to sample between steps under ZeRO 3"
         return f"the optimizer's update: {why}"
-    resting = {name: None for before, after in step.states for name in _resting(before, after)}
-    return f"why the update did not move {some(resting)} (in the recorded elements)" if resting else ""
+    still = resting(step)
+    return f"why the update did not move {some(still)} (in the recorded elements)" if still else ""
 
 
-def _resting(before: WeightRecord, after: WeightRecord) -> list[str]:
-    """Return the parameters that did not move where most did: frozen, without a gradient, or not given what the optimizer has."""
-    sampled = [name for name, own in before.parameters.items() if own.sample and name in after.parameters]
-    resting = [name for name in sampled if before.parameters[name] == after.parameters[name]]
-    return resting if 2 * len(resting) < len(sampled) else []
+def resting(step: RecordedStep) -> list[str]:
+    """Return the trained parameters that did not move where most did: without a gradient, or not given what the optimizer has."""
+    still = dict[str, None]()
+    for before, after in step.states:
+        sampled = [name for name, own in before.parameters.items() if own.sample and not own.frozen and name in after.parameters]
+        own = [name for name in sampled if before.parameters[name] == after.parameters[name]]
+        still |= dict.fromkeys(own if 2 * len(own) < len(sampled) else ())
+    return [*still]
 
 
 def of_update(step: RecordedStep) -> Iterator[Finding]:
@@ -98,6 +103,11 @@ def _moved(old: GroupState, new: GroupState) -> Iterator[Finding]:
     b1, b2 = old.betas
     gradient = (n - b1 * m) / (1 - b1)
     blur = _ULP * (abs(n) + abs(m)) / (1 - b1)
+    highest = abs(gradient).max(initial=0.0)
+    at_limit = (abs(gradient) >= highest * (1 - CUT_OFF)) & (blur < CUT_OFF * highest)
+    if at_limit.sum() >= max(CUT_LEAST, CUT_SHARE * len(gradient)):
+        words = f"{plural(int(at_limit.sum()), 'element')} of {len(gradient):,} of the gradient have the size {number(highest)}"
+        yield broken("clipped by value", f"{words}, and none a larger one: it is cut at a value, not by its norm")
     wanted = b2 * v + (1 - b2) * gradient**2
     room = OFF * np.maximum(w, wanted) + (1 - b2) * (2 * abs(gradient) + blur) * blur
     if (share := _share(abs(w - wanted) > room, (w > 0) | (wanted > 0))) > SHARE:

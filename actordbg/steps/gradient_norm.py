@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from actordbg.base.units import some
 from actordbg.compare.same_weights import OF_ROUNDING
 from actordbg.document.blocks import number
 from actordbg.records.finding import Finding
+from actordbg.steps.adam_update import resting
 from actordbg.steps.rules import UNKNOWN, broken, near
-from actordbg.steps.run_step import StepFigures
+from actordbg.steps.run_step import Side, StepFigures
 
 NORM_OFF = {True: 1e-3, False: 0.01}
 """Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
@@ -60,6 +64,13 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
     factor = abs(step.factor)
     if (limit := step.fact("max_norm")) and limit < factor * whole:
         yield UNKNOWN, limit / factor, "the norm is one after clipping"
+    if limit:
+        summed, each = _clipped(figures.reference, step.ranks, limit / factor)
+        yield "clipped early", summed, f"the accumulated gradient is clipped at {limit:g} behind each micro-batch"
+        yield "clipped early", each, f"the gradient of each micro-batch is clipped at {limit:g}"
+    if still := resting(step):
+        squares = (figures.reference.squares.get(name, 0.0) for name in still)
+        yield "lost gradient", _without(whole, squares), f"the gradient of {some(still)} is lost, which did not move"
     scale = round(math.log2(ratio / (factor * whole)))
     if scale >= 8:
         yield UNKNOWN, whole * 2.0**scale, f"the loss scale, 2^{scale}, was not divided out of the gradient"
@@ -68,23 +79,42 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
 def _of_one_part(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
     """Return the part that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can.
 
-    A part is a micro-batch of all ranks, or of one.
+    A part is a micro-batch of all ranks, of one, or a parameter's gradient.
     """
-    step, whole, parts = figures.step, figures.reference.grad_norm, figures.reference.parts
+    step, whole, every = figures.step, figures.reference.grad_norm, np.arange(len(figures.step.micro_batches))
+    of_all = [(f"micro-batch {at}", every // step.ranks == at) for at in range(step.places)]
+    of_one = [(each.name, every == at) for at, each in enumerate(step.micro_batches)]
+    kinds = []
+    for parts in (of_all, of_one) if step.ranks > 1 else (of_all,):
+        kinds.append([
+            (rule, figures.reference.norm_of(np.where(part, times, 1.0)), f"the gradient of {name} is {how}")
+            for times, rule, how in ((0.0, "micro-batch left out", "left out"), (2.0, "gradient twice", "accumulated twice"))
+            for name, part in parts
+        ])  # fmt: skip
+    squares = figures.reference.squares
+    kinds.append([("lost gradient", _without(whole, [own]), f"the gradient of {name} is lost") for name, own in squares.items()])
     fits = list[tuple[str, float, str]]()
-    products = [sum(product for _, product in parts[at : at + step.ranks]) for at in range(0, len(parts), step.ranks)]
-    of_all = [(f"micro-batch {at}", own**2, products[at]) for at, own in enumerate(figures.reference.alone)]
-    of_one = [(each.name, *part) for each, part in zip(step.micro_batches, parts, strict=True)]
-    for kind in (of_all, of_one) if step.ranks > 1 else (of_all,):
-        known = list[tuple[str, float, str]]()
-        for name, square, product in kind:
-            without, twice = (math.sqrt(max(0.0, whole**2 + square + sign * 2 * product)) for sign in (-1, 1))
-            known.append(("micro-batch left out", without, f"the gradient of {name} is left out"))
-            known.append(("gradient twice", twice, f"the gradient of {name} is accumulated twice"))
+    for known in kinds:
         norms = [each for _, each, _ in known]
-        by_chance = 2 * tolerance * sum(norms) / (max(norms) - min(norms) or math.nan)
+        by_chance = 2 * tolerance * sum(norms) / (max(norms, default=0) - min(norms, default=0) or math.nan)
         fits += [case for case in known if by_chance < CHANCE and near(norm, case[1], tolerance)]
     return fits if len(fits) == 1 else []
+
+
+def _clipped(side: Side, ranks: int, limit: float) -> tuple[float, float]:
+    """Return the norm of a step whose sum was clipped behind each micro-batch, and if each micro-batch was clipped."""
+    places = np.arange(len(side.alone) * ranks) // ranks
+    summed, own, norm = np.zeros(len(places)), np.zeros(len(places)), 0.0
+    for place, alone in enumerate(side.alone):
+        own = np.where(places == place, limit / max(alone, limit), own)
+        summed = np.where(places == place, 1.0, summed)
+        norm = side.norm_of(summed)
+        summed *= limit / max(norm, limit)
+    return norm, side.norm_of(own)
+
+
+def _without(whole: float, squares: Iterable[float]) -> float:
+    return math.sqrt(max(0.0, whole**2 - sum(squares)))
 
 
 def norm_limit(figures: StepFigures) -> float:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.units import listed, plural
 from actordbg.catalog import query
@@ -66,7 +64,7 @@ class RecordedStep:
     """The micro-batches of a step by place, then rank; ranks with the same rows (of a ring, of tensor parallelism) count once.
 
     missing: why it is not the whole step; "" if it is. states: for each rank, what its optimizer held at this step and at the
-    next, where both were recorded.
+    next, where both were recorded. frozen: names of parameters that are not trained.
     """
 
     run: str
@@ -74,6 +72,7 @@ class RecordedStep:
     micro_batches: tuple[MicroBatch, ...]
     missing: str = ""
     states: tuple[tuple[WeightRecord, WeightRecord], ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def fact(self, name: str) -> Any:
         """Return a plain value that all its losses recorded alike; that of the first."""
@@ -154,12 +153,6 @@ class RecordedStep:
         known = (each.loss.fact("grad_norm") for each in reversed(self.micro_batches))
         return next((float(norm) for norm in known if norm is not None), None)
 
-    @property
-    def rollout_apart(self) -> float:
-        """The mean |rollout - trainer| of the actions' log-probs in nats; 0.0 if no rollout's were recorded."""
-        distances = [each.loss.apart for each in self.micro_batches if each.loss.apart is not None]
-        return float(np.concatenate(distances).mean()) if distances and sum(map(len, distances)) else 0.0
-
 
 def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     """Read the losses of a step, and look up their forwards.
@@ -204,24 +197,25 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     counts = {rank: len(calls) for rank, calls in newest.items()}
     missing = _missing(made, counts, {len(of) for of in by_rank.values()})
     ranks = {each.loss.record.rank: each for each in made.micro_batches}
-    return replace(made, missing=missing, states=tuple(filter(None, (_states(store, each) for each in ranks.values()))))
+    held = [_weights(store, each) for each in ranks.values()]
+    states = [(of[0], of[1]) for of in held if len(of) > 1 and all(each.optimizer for each in of)]
+    frozen = {name: None for of in held for name, each in of[0].parameters.items() if each.frozen} if all(held) else {}
+    return replace(made, missing=missing, states=tuple(states), frozen=tuple(frozen))
 
 
-def _states(store: Store, micro_batch: MicroBatch) -> tuple[WeightRecord, WeightRecord] | None:
-    """Return what the optimizer of a micro-batch's rank held at its step and at the next; None if either was not recorded."""
+def _weights(store: Store, micro_batch: MicroBatch) -> list[WeightRecord]:
+    """Return what a micro-batch's rank held at its step and at the next; less where that was not recorded."""
+    step = micro_batch.loss.record.step
     try:
         path = weights_of(store.root, read_record(store.root / micro_batch.forward.path))
-        if path is None:
-            return None
+        if path is None or step is None:
+            return []
         own = path.name.rpartition("-")[0]
         later = min((each for each in path.parent.glob(f"{glob.escape(own)}-*.json") if each.name > path.name), default=None)
-        before, after = read_weights(path), read_weights(later) if later else None
+        held = [read_weights(each) for each in (path, later) if each is not None]
     except (ActordbgError, OSError):
-        return None
-    step = micro_batch.loss.record.step
-    if step is None or after is None or not (before.optimizer and after.optimizer):
-        return None
-    return (before, after) if (before.step, after.step) == (step, step + 1) else None
+        return []
+    return held if [each.step for each in held] == [step, step + 1] else held[:1] if held[0].step == step else []
 
 
 def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -> list[MicroBatch]:

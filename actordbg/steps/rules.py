@@ -136,6 +136,24 @@ RULES = {
             "run backward once for each micro-batch",
         ),
         (
+            "clipped early",
+            "gradients are clipped at each micro-batch, not once",
+            "gradients are clipped once, before the optimizer's step",
+            "clip where gradients are complete (after the last micro-batch)",
+        ),
+        (
+            "clipped by value",
+            "elements of the gradient are cut at a value",
+            "gradients are clipped by their norm alone",
+            "clip by the norm (clip_grad_norm_), or record it as intended",
+        ),
+        (
+            "lost gradient",
+            "a parameter's gradient is not applied",
+            "every trained parameter's gradient is applied",
+            "look for a hook, a detach, or a parameter group that leaves it out",
+        ),
+        (
             "sum over ranks",
             "gradients are added over ranks, not averaged",
             "gradients are averaged over ranks",

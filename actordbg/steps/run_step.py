@@ -59,9 +59,14 @@ class Side:
         return [each["alone"] for each in self.figures if "alone" in each]
 
     @property
-    def parts(self) -> list[tuple[float, float]]:
-        """The square of each micro-batch's gradient, and the product of it and the whole step's, on the reference's side."""
-        return next((each["parts"] for each in reversed(self.figures) if "parts" in each), [])
+    def squares(self) -> dict[str, float]:
+        """The square of each parameter's gradient of the whole step, on the reference's side."""
+        return next((each["squares"] for each in reversed(self.figures) if "squares" in each), {})
+
+    def norm_of(self, times: Numbers) -> float:
+        """Return the norm of a step whose micro-batches' gradients are multiplied by `times` [M], on the reference's side."""
+        products: Any = next((each["products"] for each in reversed(self.figures) if "products" in each), [])
+        return math.sqrt(max(0.0, float(times @ np.reshape(products, (len(times),) * 2) @ times)))
 
     def total(self, divided_by: float = 1.0) -> float:
         """Return the sum of its losses, divided."""
@@ -145,6 +150,7 @@ def _plan(step: RecordedStep, config: ReplayConfig) -> StepPlan:
         ranks=step.ranks,
         tokens=step.tokens,
         rows=step.rows,
+        frozen=step.frozen,
         max_norm=float(step.fact("engine_max_norm") or 0.0),
     )
 

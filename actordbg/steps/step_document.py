@@ -1,30 +1,26 @@
-"""A replayed step as a document: the verdict, its figures, each micro-batch, and pictures of its tokens and of the mismatch.
+"""A replayed step as a document: the verdict, its figures, each micro-batch, and pictures of its tokens.
 
-The pictures compare the rollout's log-probs with the trainer's, where both were recorded. Their noise band is what rounding alone
-does to the trainer's: its mean distance from fp32 on the same tokens.
+The pictures compare the rollout's log-probs with the trainer's, where both were recorded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from actordbg.document.blocks import Block, Chart, Grid, Heading, Items, number
-from actordbg.document.specifications import ACCENT, PART, hints, layer, layered, quantity, small, whole
+from actordbg.document.blocks import Block, Grid, Heading, Items, number
 from actordbg.judge.token_charts import Texts, TokenPair, tokens_chart
-from actordbg.recorded.recorded_calls import Calls, Numbers
+from actordbg.recorded.recorded_calls import Numbers
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_verdict import applied_by, causes_of, verdict_of
 
 _ROUNDS = 10
 """A token's rounding is at most this many times the mean of all; measured 4.4."""
-_BINS = 40
-"""Most points of the mismatch by position."""
 
 
 def step_blocks(figures: StepFigures) -> list[Block]:
@@ -61,8 +57,8 @@ def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
         yield *map(str, counts), *(number(value) for value in shown)
 
 
-def step_page(figures: StepFigures, others: Calls, texts: Texts | None = None) -> list[Block]:
-    """Build the page: what the terminal shows, and the pictures. others: losses of other steps of the run."""
+def step_page(figures: StepFigures, texts: Texts | None = None) -> list[Block]:
+    """Build the page: what the terminal shows, and the pictures."""
     blocks = step_blocks(figures)
     pairs = [pair for each in figures.step.micro_batches if (pair := pair_of(each)) is not None]
     if figures.replayed.failed or figures.reference.failed or not pairs:
@@ -70,9 +66,8 @@ def step_page(figures: StepFigures, others: Calls, texts: Texts | None = None) -
     noise = figures.moved(figures.reference)
     blocks.append(Heading("Rollout and trainer", 2))
     worst = sorted(pairs, key=lambda pair: np.abs(pair.apart).max(where=pair.mask, initial=0.0), reverse=True)
-    charts = [tokens_chart(replace(pair, limit=_ROUNDS * noise), texts) for pair in worst[:4]]
-    charts += [by_position(pairs, noise), by_step([*(each.loss for each in figures.step.micro_batches), *others], noise)]
-    return [*blocks, *(chart for chart in charts if chart is not None)]
+    charts = (tokens_chart(replace(pair, limit=_ROUNDS * noise), texts) for pair in worst[:4])
+    return [*blocks, *filter(None, charts)]
 
 
 def pair_of(micro_batch: MicroBatch) -> TokenPair | None:
@@ -92,49 +87,6 @@ def pair_of(micro_batch: MicroBatch) -> TokenPair | None:
     return TokenPair(
         micro_batch.name, rollout, new, active, loss.sequences, loss.real, names=("rollout", "trainer"), beside=beside
     )
-
-
-def by_position(pairs: Sequence[TokenPair], noise: float) -> Chart | None:
-    """Draw the mean |rollout - trainer| over the position in the response, with the noise band."""
-    at = np.concatenate([(np.cumsum(pair.mask, 1) - 1)[pair.mask] for pair in pairs])
-    if not len(at):
-        return None
-    width = max(1, math.ceil((at.max() + 1) / _BINS))
-    points = _means(at // width * width, [np.abs(pair.apart)[pair.mask] for pair in pairs])
-    return _mismatch("Mismatch by position", "position in the response, actions", points, noise)
-
-
-def by_step(losses: Calls, noise: float) -> Chart | None:
-    """Draw the mean |rollout - trainer| over the steps of a run, with the noise band; None for a single step."""
-    known = [(loss.record.step, loss.apart) for loss in losses if loss.record.step is not None and loss.apart is not None]
-    steps = [np.full(len(far), step) for step, far in known]
-    points = _means(np.concatenate(steps), [far for _, far in known]) if known else []
-    return _mismatch("Mismatch by step", "optimizer step", points, noise) if len(points) > 1 else None
-
-
-def _means(places: Numbers, values: Sequence[Numbers]) -> list[dict[str, Any]]:
-    """Return the mean and the number of the values [n] at each of the places [n], as points of a chart."""
-    every = np.concatenate(values)
-    at_place = ((place, every[places == place]) for place in np.unique(places))
-    return [{"x": int(place), "y": float(f"{own.mean():.4g}"), "n": len(own)} for place, own in at_place]
-
-
-def _mismatch(title: str, axis: str, points: list[dict[str, Any]], noise: float) -> Chart:
-    worst = max(points, key=lambda point: float(point["y"]))
-    most = max(float(worst["y"]), noise)
-    y = quantity("y", "mean |rollout - trainer|, nats", axis=small(most))
-    shown = hints(("x", axis), ("y", "mean, nats"), ("n", "actions"))
-    line = layer("line", points, {"color": ACCENT}, y=y)
-    dots = layer("point", points, {"filled": True, "size": 40, "color": ACCENT}, y=y, tooltip=shown)
-    ends = [{"x": points[0]["x"], "x2": points[-1]["x"], "y": 0.0, "y2": noise}]
-    band = layer("rect", ends, {"color": PART, "opacity": 0.25}, x2={"field": "x2"}, y={**y}, y2={"field": "y2"})
-    spec = layered([], band, line, dots, height=220, x=whole("x", axis))
-    thin = " (invisible at this scale)" if noise < most / 100 else ""
-    says = f"Largest at {worst['x']}: {number(worst['y'], 3)} nats. The band is rounding alone: {number(noise, 3)} nats{thin}."
-    table = Grid(
-        (axis, "mean |rollout - trainer|, nats", "actions"), [(str(p["x"]), number(p["y"], 3), f"{p['n']:,}") for p in points]
-    )
-    return Chart(title, says, spec, table, half=True)
 
 
 def step_data(figures: StepFigures) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PLAN, STEP, ENTROPY = "step.json", "step", "entropy"
@@ -14,6 +15,7 @@ class StepPlan:
 
     accumulation: micro-batches of a lane. scale: each recorded loss is multiplied by it, so that their mean is what the recorded
     engine applied. ranks: micro-batches of a place. tokens, rows: of the whole step. max_norm: where the gradient is clipped.
+    frozen: names of parameters that are not trained.
     """
 
     losses: dict[str, str]
@@ -23,3 +25,4 @@ class StepPlan:
     tokens: int
     rows: int
     max_norm: float
+    frozen: Sequence[str] = ()

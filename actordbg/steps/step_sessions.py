@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor.backends.training import Training
+from actordbg.actor.backends.training import Training, freeze
 from actordbg.actor.training_session import TrainingSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
+from actordbg.formats.weight_hashes import bare_name
 from actordbg.recorded.loss_terms import kl_terms, loss_terms
 from actordbg.steps.step_plan import ENTROPY, StepPlan
 from actordbg.store.payload import Dump
@@ -25,8 +26,8 @@ from actordbg.trainers.trainer import TRAINER
 
 _KL_WEIGHT = 10.0
 """Largest importance weight in the gradient of an unbiased KL penalty (the trainer's KL_IS_WEIGHT_CLIP)."""
-_FOLDED = 1 << 24
-"""Elements of a folded gradient: as many gradients as a step has places do not fit in memory."""
+_FOLDED, _AT_ONCE = 1 << 24, 1 << 20
+"""Elements of a folded gradient: as many gradients as a step has places do not fit in memory. Those of products at once."""
 
 
 class StepSession(TrainingSession):
@@ -34,7 +35,7 @@ class StepSession(TrainingSession):
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, plan: StepPlan) -> None:
         self.together, self._plan = plan.accumulation, plan
-        training = Training(lr=0.0, max_norm=plan.max_norm, accumulation=plan.accumulation)
+        training = Training(lr=0.0, max_norm=plan.max_norm, accumulation=plan.accumulation, frozen=plan.frozen)
         super().__init__(config, defaults, model_cache, training)
 
     def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
@@ -61,6 +62,7 @@ class ReferenceSession(TruthSession):
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, plan: StepPlan) -> None:
         super().__init__(config, defaults, model_cache)
+        freeze(self.model, plan.frozen)
         self._plan = plan
         self._total: dict[str, Tensor] = {}
         self._before: Tensor | float = 0.0
@@ -78,7 +80,7 @@ class ReferenceSession(TruthSession):
     def norms(self, *, last: bool) -> dict[str, Any]:
         """Return the norm of each place's gradient, `alone`, with its last rank, and, with the last place, of the whole step.
 
-        `parts`: beside the latter, the square of each micro-batch's gradient, and the product of it and the whole step's.
+        Beside the latter, `products` of any two micro-batches' gradients, and `squares` of parameters' gradients.
         """
         folded = _folded(self.model)
         self._folded.append(folded - self._before)
@@ -90,9 +92,11 @@ class ReferenceSession(TruthSession):
             self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
         figures: dict[str, Any] = {"alone": _norm(own)}
         if last:
-            whole = sum(each.double() for each in self._folded)
-            parts = [[float(each.double() @ other) for other in (each.double(), whole)] for each in self._folded]
-            figures |= {"grad_norm": _norm(self._total), "parts": parts}
+            cut = (torch.split(own, _AT_ONCE) for own in self._folded)  # [micro-batches, elements] at once
+            pieces = (torch.stack(each).double() for each in zip(*cut, strict=True))
+            products: Any = sum(each @ each.T for each in pieces)
+            squares = {bare_name(name): _norm({name: gradient}) ** 2 for name, gradient in self._total.items()}
+            figures |= {"grad_norm": _norm(self._total), "products": products.tolist(), "squares": squares}
         self.model.zero_grad(set_to_none=True)
         self._before = 0.0
         return figures

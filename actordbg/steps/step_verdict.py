@@ -47,8 +47,6 @@ FAR, ON_AVERAGE, WORST = 5.0, {True: 5e-3, False: 0.02}, {True: 0.1, False: 0.3}
 """A log-prob is wrong, with the right weights, if it is this many times what rounding costs, and so many nats, from fp32's. By
 whether the run computes in fp32: in a tiny model products in TF32 cost 7e-4 where bf16 costs 1e-2.
 """
-APART = 0.05
-"""A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
 
 def normalization(step: RecordedStep) -> Iterator[Finding]:
@@ -277,14 +275,8 @@ def verdict_of(figures: StepFigures) -> Verdict:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
         said += f"; {figures.weights.words}" + ("" if update else "; the update is Adam's")
-    following = "actordbg lint"
-    if (distance := step.rollout_apart) > APART:
-        said += f"; rollout and trainer are {number(distance, 3)} nats apart, and which of them is right is not checked"
-        said += " (explain --against rollout)"
-        of_step, model = in_shell(f"step={step.number} and grad_enabled"), in_shell(figures.config.model)
-        following = f"actordbg replay --where {of_step} --model {model} --keep-tensors"
     word = UNCHECKED if left else RIGHT
-    return Verdict(word, said, shown, missing, following)
+    return Verdict(word, said, shown, missing, "actordbg lint")
 
 
 def _apart(figures: StepFigures) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
 from actordbg.base.owners import is_own, marked, name_of
 from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve
@@ -145,7 +145,8 @@ def _fact(name: str, value: Any) -> str:
 def run_page(store: Store, run: str) -> str:
     """Render a training run over time, with a link to its dumps."""
     catalog = query.open_fresh(store)
-    rows = calls_of(catalog, run)
+    if not (rows := calls_of(catalog, run)):
+        raise NothingToDo(f"no run named {run} has dumps in this store", hint="choose a run on the store's page")
     chart = run_timeline(run, rows, dropped_of(store, run))
     blocks: list[Block] = [Heading(f"run {run}", 1), Paragraph(plural(len(rows), "dump")), *([chart] if chart else [])]
     return _page(blocks, f"<p>{anchor('its dumps', 'dumps/?' + urlencode({'run': run}))}</p>")

@@ -24,7 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from bottle import Bottle, HTTPResponse, request, response
 
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, UsageError
 from actordbg.store.layout import Store
 from actordbg.ui import ui_pages
 
@@ -105,7 +105,8 @@ class UiServer:
             try:
                 return _headed(made(self._store, *names.values()))
             except ActordbgError as error:
-                response.status = 400 if isinstance(error, UsageError) else 500
+                codes = {NothingToDo: 404, UsageError: 400, ActordbgError: 500}
+                response.status = next(code for kind, code in codes.items() if isinstance(error, kind))
                 return _headed(ui_pages.error_page(error))
 
         return answer

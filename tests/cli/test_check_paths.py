@@ -62,8 +62,9 @@ def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path, planned):
 
 def test_a_path_that_is_nothing_of_these_is_refused(tmp_path, planned):
     store, new = Store(tmp_path / "store").create(), Store(tmp_path / "new")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad").mkdir()
+    for name in ("empty", "bad", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "bad" / "x.pkl").write_text("no pickle")
     (tmp_path / "notes.txt").write_text("hello")
     for words, error, message in (
@@ -72,7 +73,10 @@ def test_a_path_that_is_nothing_of_these_is_refused(tmp_path, planned):
         (["empty"], UsageError, "no file below empty that can be imported"),
         (["store", "bad"], UsageError, "store is a store: check it alone"),
         (["bad"], CorruptDump, "no file below bad could be imported"),
+        (["model"], UsageError, "model is a model, not files"),
     ):
         with pytest.raises(error, match=message):
             invoke(new, "check", *words)
+    with pytest.raises(UsageError, match="model is a model"):
+        invoke(new, "lint", "model")
     assert not planned and not new.exists() and not list(store.iter_dumps())

@@ -62,6 +62,10 @@ def setting(**values):
     return lambda optimizer: optimizer.param_groups[0].update(values)
 
 
+def cut(optimizer):
+    torch.nn.utils.clip_grad_value_(optimizer.param_groups[0]["params"], 2e-4)
+
+
 def push(optimizer):
     for parameter in optimizer.param_groups[0]["params"]:
         parameter.data += 1e-4
@@ -89,6 +93,7 @@ FAULTS = {
     ),
     "a weight decay of the one group, which has biases": ("weight decay", {"bias": True}),
     "no weight decay": ("weight decay", {"weight_decay": 0.0}),
+    "a gradient that is cut at a value": ("clipped by value", {"change": cut}),
     "other betas": ("betas", {"betas": (0.9, 0.999)}),
 }
 
@@ -104,6 +109,8 @@ def test_an_update_that_was_not_recorded_on_both_sides_or_did_not_reach_a_parame
     before, after = (each.parameters for each in step.states[0])
     after["1.weight"] = before["1.weight"]
     assert "1.weight" in unchecked(step)
+    before["1.weight"] = after["1.weight"] = replace(after["1.weight"], frozen=True)
+    assert not unchecked(step)
     step.states = ()
     assert unchecked(step) and not list(of_update(step))
 

@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, all but a parameter, sums clipped, each clipped, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
     clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -84,15 +84,25 @@ class RecordedRun:
                 figures[-1]["alone"] = float(alone[-1].norm())
         total_gradient = sum(alone)
         whole = float(total_gradient.norm())
-        figures[-1] |= {"grad_norm": whole, "parts": [[float(each @ each), float(each @ total_gradient)] for each in parts]}
+        figures[-1] |= {"grad_norm": whole, "products": [[float(one @ other) for other in parts] for one in parts]}
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        figures[-1]["squares"] = {str(at): float(each @ each) for at, each in enumerate(total_gradient.split(sizes))}
         log_probs = tuple(batch["log_probs"].detach().numpy() - moved for _, _, batch in batches)
         self.reference = Side(tuple(figures), log_probs, {})
         norms = {"all": whole, "last": figures[-1]["alone"], "twice": 2 * whole, "missing": None}
         middle = alone[len(alone) // 2]
         norms |= {"first twice": float((total_gradient + alone[0]).norm()), "no middle": float((total_gradient - middle).norm())}
-        norms |= {"last of a rank": float((total_gradient - parts[-1]).norm())}
-        norms |= {"last of a rank twice": float((total_gradient + parts[-1]).norm())}
-        norms |= {"clipped": 1.0, "scaled": 65536 * whole, "a third": whole / 3}
+        limit, summed = self.facts.get("max_norm", 1.0), 0 * middle
+        for each in alone:
+            summed = each + summed * min(1.0, limit / float(summed.norm() + 1e-9))
+        norms |= {
+            "last of a rank": float((total_gradient - parts[-1]).norm()),
+            "last of a rank twice": float((total_gradient + parts[-1]).norm()),
+            "all but a parameter": (whole**2 - figures[-1]["squares"]["1"]) ** 0.5,
+            "sums clipped": float(summed.norm()),
+            "each clipped": float(sum(each * min(1.0, limit / float(each.norm())) for each in alone).norm()),
+            "clipped": 1.0, "scaled": 65536 * whole, "a third": whole / 3,
+        }  # fmt: skip
         self._publish(batches, total, norms[self.applied])
 
     def _tiny_model(self):

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.training import AdamSteps, Norms, Stepped, Training
+from actordbg.actor.backends.training import AdamSteps, Norms, Stepped, Training, freeze
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
 from actordbg.base.errors import UsageError
@@ -66,11 +66,18 @@ class Backend:
 
     def open(self, path: str, choices: Choices, training: Training | None) -> None:
         """Build the Actor of the model at `path`. training: how its weights are stepped."""
-        self.actor = self.actors.build_actor(path, choices).to(self.device)
+        self.actor = self._built(path, choices, training).to(self.device)
         if training is not None:
             if training.wide:
                 self.actor.float()
             self.step_with_adam(training)
+
+    def _built(self, path: str, choices: Choices, training: Training | None, *more: Any) -> Any:
+        """Build the Actor, of whose parameters some are not trained."""
+        actor = self.actors.build_actor(path, choices, *more)
+        if training is not None:
+            freeze(actor.model, training.frozen)
+        return actor
 
     def step_with_adam(self, training: Training) -> None:
         """Step the built model's weights with torch's own optimizer."""

@@ -50,7 +50,7 @@ class DeepspeedBackend(Backend):
             initialize(self.place, self.device, config)
         self.strategy.set_up(timeout_of(config))
         self.ring_group = self.strategy.ring_group
-        actor = self.actors.build_actor(path, choices, self.strategy.ds_config(train=train))
+        actor = self._built(path, choices, training, self.strategy.ds_config(train=train))
         self.actor = self.strategy.prepare(actor, self.device, train=train)
         self._moved = torch.zeros((), dtype=torch.float64)
         self._step_is_open, self._invalid_groups = False, 0

@@ -74,7 +74,7 @@ class Fsdp2Backend(Backend):
             shape = (world_size // (tp * self.config.ring), self.config.ring, tp)
             rings = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
             self.ring_group = TRAINER.open_ring(rings["sp"].get_group(), choices.attn)
-        self.actor = self.actors.build_actor(path, choices)
+        self.actor = self._built(path, choices, training)
         if training is not None:
             self.actor.float()  # what is stepped is fp32; the policy below computes in the dtype
         self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if tp > 1 else None

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from actordbg.formats.weight_hashes import bare_name
+
 
 @dataclass(frozen=True)
 class Training:
@@ -22,7 +24,8 @@ class Training:
 
     max_norm: gradients are clipped to this global norm; 0 does not clip. accumulation: micro-batches of a lane for each step.
     wide: weights rounded to the dtype, everything computed in fp32: the reference of a training check.
-    gradient_checkpointing: the backward recomputes each layer's forward, and its activations are not kept.
+    gradient_checkpointing: the backward recomputes each layer's forward, and its activations are not kept. frozen: names of
+    parameters that are not trained.
     """
 
     lr: float = 5e-6
@@ -33,11 +36,19 @@ class Training:
     accumulation: int = 1
     wide: bool = False
     gradient_checkpointing: bool = False
+    frozen: Sequence[str] = ()
 
     @property
     def adam(self) -> dict[str, Any]:
         """The hyperparameters of AdamW, by the names that torch and DeepSpeed use."""
         return {name: value for name, value in asdict(self).items() if name in ("lr", "betas", "eps", "weight_decay")}
+
+
+def freeze(model: torch.nn.Module, names: Sequence[str]) -> None:
+    """Let a model's parameters of these names not be trained."""
+    for name, parameter in model.named_parameters():
+        if bare_name(name) in names:
+            parameter.requires_grad_(False)
 
 
 Norms = tuple[float, float]
