@@ -83,7 +83,13 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
         return json.loads(done.stdout) if "--json" in options else done
 
     shown = run("patch", "--dry-run", "--json")
-    assert shown["dry_run"] and not shown["next"] and shown["action"] == "patched" and facts_of(actor) == before and not (tmp_path / "kept").exists()
+    assert (
+        shown["dry_run"]
+        and not shown["next"]
+        and shown["action"] == "patched"
+        and facts_of(actor) == before
+        and not (tmp_path / "kept").exists()
+    )
     assert "+# >>> actordbg trailer" in shown["diff"] and "\n-" not in shown["diff"].replace("\n---", "")
     patched = run("patch")
     assert patched.stdout.startswith(f"patched: {actor}\n") and "dump enable" in patched.stderr
