@@ -60,7 +60,7 @@ def patch(ctx: typer.Context, *, python: Python = None, target: TargetFile = Non
 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, _say_outcome)
-    if not output.wanted.json and not dry_run:
+    if not dry_run:
         say_next("actordbg dump enable")
 
 

@@ -62,7 +62,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
     require_hook(target.python)
     with files.locked(target.path):
         old = files.read(target.path)
-        inspection, root = trailer.inspect(old.data), str(store.root)
+        inspection, root = _supported(target, old), str(store.root)
         here = inspection.trailer is not None and inspection.trailer.store == root
         if inspection.state is State.EDITED and not (here and inspection.source is not None):
             keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
@@ -98,9 +98,7 @@ def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
     """
     with files.locked(target.path):
         old = files.read(target.path)
-        inspection = trailer.inspect(old.data)
-        if inspection.state is State.UNSUPPORTED:
-            raise Unsupported(f"{target.path}: {inspection.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
+        inspection = _supported(target, old)
         if inspection.source is None:
             raise Conflict(f"{target.path} is left as it is: {inspection.reason}", hint=trailer.remedy(old.data))
         if inspection.trailer is None:
@@ -121,6 +119,15 @@ def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
             except EnvironmentProblem as problem:
                 outcome.notes.append(f"not checked what the interpreter sees: {problem.message}")
         return outcome
+
+
+def _supported(target: Target, old: files.FileRead) -> trailer.Inspection:
+    """Inspect the target's bytes. Raises Unsupported, with its path, if they are no actor.py."""
+    inspection = trailer.inspect(old.data)
+    if inspection.state is State.UNSUPPORTED:
+        hint = f"name {TRAINER.name}'s own file with --target .../{TRAINER.actor_file}; `actordbg adapters` has other trainers"
+        raise Unsupported(f"{target.path}: {inspection.reason}", hint=hint)
+    return inspection
 
 
 def _outcome(

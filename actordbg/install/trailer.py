@@ -132,10 +132,7 @@ def append(source: bytes, store: str, *, mtime_ns: int | None = None, adapter: s
     """
     inspection = inspect(source)
     if inspection.state is State.UNSUPPORTED:
-        raise Unsupported(
-            f"there is nothing to patch: {inspection.reason}",
-            hint=f"name {TRAINER.name}'s own file with --target .../{TRAINER.actor_file}; `actordbg adapters` has other trainers",
-        )
+        raise Unsupported(f"there is nothing to patch: {inspection.reason}")
     if inspection.state is not State.CLEAN:
         raise Conflict(f"the file already has an actordbg trailer: {inspection.reason}", hint="run `actordbg unpatch` first")
     crlf = source.count(b"\r\n")  # the newline that the file uses most; LF if it has none
@@ -242,7 +239,7 @@ def _cut(before: bytes, trailer: Trailer) -> bytes:
 def _parse_python(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        return ast.parse(source, "actor.py")
 
 
 def _unsupported(source: bytes) -> str:

@@ -266,6 +266,8 @@ def _other_setting(values: Mapping[str, Any], found: Sequence[Finding]) -> Mappi
         return {**values, "packing": False}
     if {EAGER, KERNEL.remedy} & todo and values["attn"] != "eager":
         return {**values, "attn": "eager"}
+    if values["nproc"] > 1:  # numbers of several processes are in no script
+        return {**values, "backend": "plain", "nproc": 1}
     return None
 
 

@@ -169,7 +169,7 @@ class Listing(TorchFunctionMode):
         taken = [self.layout.sampled(each) for each in tensors]
         result = func(*args, **kwargs)
         given = tensors[:1] if name == "setitem" else _floats(result)
-        if name in _CASTS and given:
+        if name in _CASTS and tensors and given:
             to = given[0].dtype
             name = f"{CAST}{str(to).rpartition('.')[2]}" if to is not tensors[0].dtype else ""
         if name and taken and given:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from actordbg.actor.hub_model import folder_of
 from actordbg.actor.models import ensure_tiny, once
 from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.base.units import plural
@@ -191,7 +192,8 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
         layout = PACKED
     elif len({len(row) for row in rows}) > 1 or any(left):
         layout = PADDED
-    model = str(ensure_tiny(checks.store.models)) if config.model == TINY else config.model
+    folder = ensure_tiny(checks.store.models) if config.model == TINY else folder_of(config.model)
+    model = str(folder.absolute()) if folder else config.model  # trials run in another folder
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
     several = config.nproc if fingerprint.kind in SEVERAL else 1

@@ -159,6 +159,15 @@ def test_from_recorded_dumps_whatever_is_wrong(tmp_path, model, planted, fault, 
         assert walked[-1] == "actordbg check --model YOUR_MODEL", walked
 
 
+def test_numbers_of_several_processes_are_asked_of_one_and_not_of_a_script(tmp_path, model, planted, monkeypatch):
+    monkeypatch.setitem(FAULTS, "several", lambda spec: {"off": 0.1} if spec.config.nproc > 1 else {})
+    planted("several")
+    store = Store(tmp_path / "store").create()
+    create_dumps(store, 3, seq_len=16, vocab_size=400)
+    walked = walk(store, f"actordbg check --backend deepspeed --nproc 2 --model {shlex.quote(str(model))}")
+    assert any("--backend plain" in command for command in walked) and not any("reduce" in command for command in walked)
+
+
 def test_from_old_pickles_and_from_a_bundle(tmp_path, planted, monkeypatch):
     planted("a law")
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from patchkit import ACTOR, OLD, facts_of, light_hook, written
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, Unsupported
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
@@ -83,10 +83,17 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
         return json.loads(done.stdout) if "--json" in options else done
 
     shown = run("patch", "--dry-run", "--json")
-    assert shown["dry_run"] and shown["action"] == "patched" and facts_of(actor) == before and not (tmp_path / "kept").exists()
+    assert (
+        shown["dry_run"]
+        and not shown["next"]
+        and shown["action"] == "patched"
+        and facts_of(actor) == before
+        and not (tmp_path / "kept").exists()
+    )
     assert "+# >>> actordbg trailer" in shown["diff"] and "\n-" not in shown["diff"].replace("\n---", "")
     patched = run("patch")
     assert patched.stdout.startswith(f"patched: {actor}\n") and "dump enable" in patched.stderr
+    assert run("patch", "--json")["next"] == "actordbg dump enable"
     seen = run("status", "--json")
     assert (seen["state"], seen["hooked"], seen["armed"], seen["store"]) == ("patched", True, False, str(tmp_path / "kept"))
     assert "hook seen   yes" in run("status").stdout
@@ -193,6 +200,11 @@ def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor, store):
     with pytest.raises(Conflict, match="cannot compile"):
         patch(actor, store)
     assert facts_of(actor) == before
+    for work in (patch, unpatch):
+        written(actor, b"def f(:")
+        with pytest.raises(Unsupported, match=rf"{actor}: .*actor.py, line 1") as refused:
+            work(actor, store)
+        assert "--target" in refused.value.hint
 
 
 # --- the file system ----------------------------------------------------------------------------------------------------

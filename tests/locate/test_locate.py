@@ -10,13 +10,16 @@ import census
 import locatecases
 import plantedfaults
 import pytest
+import torch
 from actorcases import run_scenario
 from amounts import first_or_all
 from replaycases import publish
+from torch import nn
 from typer.testing import CliRunner
 
 from actordbg.catalog.query import newest_configuration
 from actordbg.cli.app import app
+from actordbg.locate.operations import Listing, TokenLayout
 from actordbg.replay.supervise import load_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
@@ -104,3 +107,15 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
     refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
     assert "a replay has its own configuration and inputs, not --packing" in str(refused.exception)
+
+
+def test_the_operations_of_a_layer_that_casts_integers_are_listed():
+    class Rotary(nn.Module):
+        def forward(self, positions):
+            return positions.float() * 0.5
+
+    places = torch.arange(3).view(1, 3)
+    listing = Listing(layer := Rotary(), set(), TokenLayout(torch.zeros_like(places), places, torch.arange(3)))
+    with listing.on():
+        assert layer(places).tolist() == [[0.0, 0.5, 1.0]]
+    assert [call.name for call in listing.calls] == ["mul", "the output"]

@@ -321,13 +321,17 @@ def test_a_script_is_handed_over_only_if_it_shows_the_fault(ran, good, monkeypat
         assert script_of(reduced(FINGERPRINT, CASE)).output == ran[1]
 
 
-def test_what_a_script_cannot_show_is_not_its_start(store):
-    """Several processes are for crashes and hangs; a name on the hub is no folder; an infinite number is one."""
+def test_what_a_script_cannot_show_is_not_its_start(store, tmp_path, monkeypatch):
+    """Several processes are for crashes and hangs; a name on the hub is no folder, a relative one is found from anywhere."""
     config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
     tensors, ran = suspects.dump_of(CASE)[1], {"vocab_size": 256}
     for kind, stack in {DIFFERENCE: (1, ""), ERROR: (1, ""), HANG: (2, "deepspeed")}.items():
         case = suspects._case(mock.Mock(store=store, config=config), Fingerprint(kind, ""), tensors, ran)
-        assert (case.processes, case.engine) == stack
+        assert (case.processes, case.engine, case.checkpoint) == (*stack, "org/model")
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    checks = mock.Mock(store=store, config=replace(config, model="./mine"))
+    assert suspects._case(checks, Fingerprint(DIFFERENCE, ""), tensors, ran).checkpoint == str(tmp_path / "mine")
     names = {"gpt2": False, "org/model": False, "/a/b": True, "a/b/c": True, str(store.root): True}
     assert {name: in_a_folder(replace(CASE, config=None, checkpoint=name)) for name in names} == names
     assert eval(_flat([math.inf, -math.inf, 1.5])) == [math.inf, -math.inf, 1.5]
