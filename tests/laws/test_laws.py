@@ -20,10 +20,6 @@ def test_a_fault_breaks_the_laws_that_it_violates_in_bf16_as_in_fp32(tmp_path):
     run_scenario("broken", tmp_path, program=lawcases.__file__)
 
 
-def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answer(tmp_path):
-    run_scenario("together", tmp_path, world=2, program=lawcases.__file__)
-
-
 def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path):
     run_scenario("judged", tmp_path, program=imagecases.__file__)
 
