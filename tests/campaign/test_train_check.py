@@ -42,8 +42,7 @@ DIVERGES_AT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_configurations_agree_over_three_steps_and_three_faults_are_found(store, tmp_path, monkeypatch):
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
     inputs = publish(store, 4, length=24)
@@ -98,8 +97,7 @@ def _printed_again(store, folder):
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_lost_training_continues_from_its_last_checkpoint_and_ends_with_the_same_bits(store, tmp_path, monkeypatch):
     """On two ranks, under FSDP2 and DeepSpeed, whose stage 0 is DDP. Each cell runs as it is, and with rank 1 killed in step 3."""
     inputs = publish(store, 4, length=24)

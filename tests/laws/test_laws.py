@@ -9,7 +9,7 @@ import pytest
 import routingcases
 from actorcases import run_scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def test_healthy_models_keep_every_law(tmp_path):

@@ -19,7 +19,7 @@ from actordbg.catalog.query import newest_configuration
 from actordbg.cli.app import app
 from actordbg.replay.supervise import load_spec
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 @pytest.mark.parametrize(
