@@ -29,7 +29,7 @@ DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 def matrix(store, typed, code=None):
     """What the command leaves in the store. code: how it has to end."""
-    done = invoke(store, "matrix", "--quiet", *typed.split())
+    done = invoke(store, "matrix --quiet", *typed.split())
     assert done.exit_code in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
     return matrices.load(store, "last")
 
