@@ -44,6 +44,12 @@ def pytest_configure():
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 
 
+def pytest_itemcollected(item):
+    if item.get_closest_marker("forked"):
+        item.add_marker("slow")
+        item.fixturenames[:0] = ["forked_workers"]  # before what a module's fixtures replay
+
+
 def pytest_collection_modifyitems(items):
     if "PYTEST_XDIST_WORKER" in os.environ:
         heavy.first(items)

@@ -41,8 +41,7 @@ def fake(cache):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path):
     (found,) = run_scenario("fake", tmp_path, program=__file__, TORCHDYNAMO_DISABLE="1")
     assert found["fake"] == ["fake", ["another", "dump", "dump"], *found["plain"][2:]]

@@ -13,7 +13,7 @@ from actordbg.actor.session import open_actor
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ReplayConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_ran_between(tmp_path):

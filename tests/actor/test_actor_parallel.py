@@ -19,7 +19,7 @@ from amounts import first_or_all
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 PARAMETERS = 21
 """Of the tiny model, as transformers names them."""

@@ -17,7 +17,7 @@ from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def test_a_plain_actor_gives_openrlhfs_numbers_for_every_call_and_leaves_nothing_behind(tmp_path):

@@ -22,7 +22,7 @@ from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 ONE_ULP = 2e-6
 """Of a log-prob between 8 and 16 in float32, which the results are kept in."""

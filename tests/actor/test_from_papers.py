@@ -4,7 +4,7 @@ import formulacases
 import pytest
 from actorcases import run_scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def test_transformers_own_modules_are_held_against_the_papers(tmp_path):

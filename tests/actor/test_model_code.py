@@ -148,8 +148,7 @@ def run(*command, **more):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment(**more), check=False)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store, tmp_path):
     model, mark = codedmodel.make(tmp_path / "model")
     publish(store, 1, batch=1, length=16)
@@ -167,8 +166,7 @@ def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store, tmp_path):
     assert (done.returncode, mark.exists()) == (3, False), "--resume does not inherit consent"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store, tmp_path):
     """The specification is exchanged between the command's look at it and the worker's; so is a model's configuration."""
     model, mark = codedmodel.make(tmp_path / "model")

@@ -55,8 +55,7 @@ def as_schema_says(name, record):
     jsonschema.validate(record, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(tmp_path, capfd):
     publish(Store(tmp_path / "store").create(), 1, length=24)
     steps = []
@@ -84,8 +83,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
     assert told["replays"][0]["command"].startswith("actordbg ")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.parametrize("fault", first_or_all(["not_a_number", "packing"]))
 def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(fault, tmp_path, monkeypatch):
     """`examples/agent_walk.py` walks six in processes of their own."""
@@ -179,8 +177,7 @@ def walk(store, lines, names):
     return walked
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path):
     old_pickle(tmp_path / "pickles")
     actor = script(

@@ -18,8 +18,7 @@ def run(source, names):
     return eval(compile(ast.Expression(shown.value), "cell", "eval"), names) if isinstance(shown, ast.Expr) else None
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_ten_cells_lead_from_a_run_to_its_cause():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -43,8 +43,7 @@ def test_the_plugin_loads_nothing_until_it_is_used(tmp_path):
     assert outcome_of(tmp_path, source)[1]["passed"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_each_dump_of_a_sample_is_a_parameter_and_no_dump_is_an_error(tmp_path):
     publish(Store(tmp_path / "store").create(), 5)
     source = """
@@ -60,8 +59,7 @@ def test_dump(actordbg_dump):
     assert outcomes == {"passed": 3, "error": 1} and "no dump of store to run the test for" in output
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_failures_text_is_the_verdict_and_its_page_is_written(tmp_path):
     publish(Store(tmp_path / "store").create(), 1, length=24)
     source = f"""{MODELS}
@@ -105,8 +103,7 @@ def test_own_function(actordbg_check):
     assert len(list((tmp_path / "pages").glob("test_*.html"))) == 6 and "page: pages/test_faulty-1.html" in output
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 def test_grpo_of_trl_is_right_and_red_for_each_planted_fault(tmp_path):
     """Six faults in `make whole`; here one of what TRL computes. `test_faulty` above is one of the model."""

@@ -136,8 +136,7 @@ def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path):
         actordbg.open(tmp_path / "store").check("seq_len>9999")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.parametrize("name", ["check_model", "use_store"])
 def test_the_examples_of_the_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "store")])

@@ -75,8 +75,7 @@ def figures(record):
     return record.status, record.output_digest, record.loss, record.grad_norm, record.entropy_mean
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 

@@ -19,15 +19,17 @@ from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import read_events, read_results
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 PACKINGS = (False, True) if WHOLE else (True,)
+RUNNING = (("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2)) if WHOLE else (("fsdp2", 2),)
+"""The others are beside the plain Actor in `test_actor_parallel.py`, too, and FSDP2 is in a matrix below."""
 USUAL = "--backward --attn sdpa --compile off --laws 1"
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def matrix(store, typed, code=None):
     """What the command leaves in the store. code: how it has to end."""
-    done = invoke(store, "matrix", "--quiet", *typed.split())
+    done = invoke(store, "matrix --quiet", *typed.split())
     assert done.exit_code in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
     return matrices.load(store, "last")
 
@@ -42,10 +44,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def record(store):
-    packing = "both" if WHOLE else "on"
-    given = (
-        f"--backend deepspeed,fsdp2 --zero-stage 3 --tp 1,2 --nproc 2 --packing {packing} --align same --dtype fp32 --timeout 900"
-    )
+    more = "--tp 1,2 --packing both" if WHOLE else "--tp 2 --packing on"
+    given = f"--backend deepspeed,fsdp2 --zero-stage 3 {more} --nproc 2 --align same --dtype fp32 --timeout 900"
     record = matrix(store, f"{given} {USUAL}", 0)
     assert record.good
     return record
@@ -58,7 +58,7 @@ def compared(store, cell):
 def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients(store, record):
     cells = [cell for cell in record.cells if cell.status != "unavailable"]
     assert [(cell.settings["backend"], cell.settings["tp"], cell.settings["packing"]) for cell in cells] == [
-        (backend, tp, packing) for backend, tp in (("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2)) for packing in PACKINGS
+        (backend, tp, packing) for backend, tp in RUNNING for packing in PACKINGS
     ]
     for cell in cells:
         assert (cell.status, cell.verdict, cell.counts) == ("passed", "match", {"passed": 2}), cell

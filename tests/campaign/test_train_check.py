@@ -29,10 +29,8 @@ from actordbg.records.replay_record import PASSED, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, using
 from actordbg.replay.supervise import Progress, ReplayOutcome
 
-FAULTS = {
-    "fsdp2, ring 2": ["ring_without_reduction"],
-    "fsdp2": ["state_of_one_shard_lost", "no_zero_grad"],
-}
+FAULTS = {"fsdp2, ring 2": ["ring_without_reduction"], "fsdp2": first_or_all(["state_of_one_shard_lost", "no_zero_grad"], 0)}
+"""What a step looks like that parts from the baseline's is in `partings.test`; two more faults are real in `make whole`."""
 SKIPPED = () if WHOLE else (("fsdp2", True, False), ("fsdp2", False, True))
 """Tensor parallelism and a ring are in one configuration; each alone in `make whole`."""
 DIVERGES_AT = {
@@ -42,9 +40,8 @@ DIVERGES_AT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_configurations_agree_over_three_steps_and_three_faults_are_found(store, tmp_path, monkeypatch):
+@pytest.mark.forked
+def test_configurations_agree_over_three_steps_and_faults_are_found(store, tmp_path, monkeypatch):
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
     inputs = publish(store, 4, length=24)
     base = ReplayConfig(nproc=4, dtype="fp32", timeout_s=600.0)
@@ -68,7 +65,8 @@ def test_configurations_agree_over_three_steps_and_three_faults_are_found(store,
     assert list(sound) == asked and len(asked) == 6 - len(SKIPPED) and asked[-1] == "fsdp2, tp 2, ring 2"
     assert {one.word for one in sound.values()} == {"agrees"} and {one.falls for one in sound.values()} == {"yes"}
     assert max(one.largest[figure] for one in sound.values() for figure in FIGURES) < 1e-5
-    for fault, (step, figure, words) in DIVERGES_AT.items():
+    for fault in planted.values():
+        step, figure, words = DIVERGES_AT[fault]
         found = judged[fault].parting
         assert found is not None and (found.step, found.figure) == (step, figure), (fault, found)
         assert words in found.looks_like
@@ -90,16 +88,15 @@ def _as_the_ancestor_reads_it(store, logs):
 def _printed_again(store, folder):
     """--show: a table of 80 columns, a picture, exit code 1 for the faults; and --resume has nothing left to run."""
     picture = folder / "check.png"
-    shown = invoke(store, "train-check", "--show", "last", "-o", str(picture))
+    shown = invoke(store, "train-check --show last -o", str(picture))
     assert shown.exit_code == 1 and picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, shown.stdout.split("\nLogs\n")[0].splitlines()[1:])) <= 80
-    assert "no_zero_grad: at step 2 the gradient norm is " in " ".join(shown.stdout.split())
-    again = invoke(store, "train-check", "--resume", "last", "--json")
+    assert "ring_without_reduction: at step 1 the gradient norm is " in " ".join(shown.stdout.split())
+    again = invoke(store, "train-check --resume last --json")
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_lost_training_continues_from_its_last_checkpoint_and_ends_with_the_same_bits(store, tmp_path, monkeypatch):
     """On two ranks, under FSDP2 and DeepSpeed, whose stage 0 is DDP. Each cell runs as it is, and with rank 1 killed in step 3."""
     inputs = publish(store, 4, length=24)

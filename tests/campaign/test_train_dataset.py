@@ -95,8 +95,7 @@ def test_what_is_no_data_set_says_so_and_runs_nothing(name, text, said, store, m
         run_of_dataset(store, tmp_path / name, "tiny", None, 5)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(store, model, tmp_path, monkeypatch):
     written(PAIRS, tmp_path / "a.jsonl")
     monkeypatch.chdir(tmp_path)

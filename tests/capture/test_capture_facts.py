@@ -101,8 +101,7 @@ print(json.dumps({"plain": plain, "hooked": hooked}))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_real_openrlhf_actor_below_run_is_recorded_and_cannot_tell(store, tmp_path):
     pytest.importorskip("openrlhf")
     switch(store, with_outputs=True)

@@ -21,7 +21,7 @@ from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 TESTS = SUPPORT
 PARTS, SAMPLE = 192, 5
 """Shares of the sites. `make test` takes the `SAMPLE`th; `FAULTS=each` takes all, two at a time (about five minutes)."""

@@ -11,7 +11,7 @@ from roots import SUPPORT, environment
 from actordbg.capture.writer import EXIT_SECONDS
 from actordbg.dumps.recover import find_rings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 HEAD = """
 import os, sys, time

@@ -18,7 +18,7 @@ from many_commands import run_all
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 PLACES = {
     "dumps": f"dumps/{storecases.LOOSE}/rank0000/{{}}{SUFFIX}",
     "packs": f"packs/{storecases.PACKED}/{{}}.pack",

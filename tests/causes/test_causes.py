@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from actordbg.cli.app import app
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 @pytest.mark.parametrize("scenario", ["planted", "others", "healthy", "adapters"])

@@ -8,7 +8,7 @@ from commandline import invoke
 from actordbg.base.errors import ActordbgError
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def init(folder, *words, code=0):

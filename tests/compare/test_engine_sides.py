@@ -23,7 +23,7 @@ from actordbg.judge.explained_sides import ExplainedEngine
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 @dataclass(frozen=True)

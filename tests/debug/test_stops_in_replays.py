@@ -20,7 +20,7 @@ from stopcases import AtTerminal, actordbg, events, figures, newest, nobody_is_l
 from actordbg.debug import editor
 from actordbg.replay.launch import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 BACKENDS = {
     "fsdp2": ("--backend", "fsdp2", "--nproc", "2"),

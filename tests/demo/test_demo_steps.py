@@ -138,8 +138,7 @@ def _child_sessions(parent):
 
 
 @needs_openrlhf
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path):
     """The steps are the same for both trainers; in `make whole` it is PPO under Ray, which takes twice as long.
 

@@ -18,7 +18,7 @@ from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli.app import app
 from actordbg.store import payload
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 FORKED = {"FORKED_PROGRAM": "train.py"}
 
 NO_TORCH = "import sys; sys.modules['torch'] = None"

@@ -196,8 +196,7 @@ def test_other_programs_get_every_failure_as_text(store):
     assert "100%25" in lines[0] and all("\n" not in line and forbidden(line) == [] for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(store, tmp_path, monkeypatch):
     full = tmp_path / "full"
     full.touch()
@@ -215,8 +214,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
     assert done.exit_code == 0 and "2 of 2 dumps passed" in done.stdout, done.output
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch):
     def actordbg(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])

@@ -21,7 +21,7 @@ from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 @pytest.fixture(autouse=True, scope="module")

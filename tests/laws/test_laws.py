@@ -9,7 +9,7 @@ import pytest
 import routingcases
 from actorcases import run_scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 def test_healthy_models_keep_every_law(tmp_path):
@@ -18,10 +18,6 @@ def test_healthy_models_keep_every_law(tmp_path):
 
 def test_a_fault_breaks_the_laws_that_it_violates_in_bf16_as_in_fp32(tmp_path):
     run_scenario("broken", tmp_path, program=lawcases.__file__)
-
-
-def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answer(tmp_path):
-    run_scenario("together", tmp_path, world=2, program=lawcases.__file__)
 
 
 def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path):

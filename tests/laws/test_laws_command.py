@@ -138,8 +138,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says():
     assert "no laws checked in 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store, tmp_path):
     (published,) = publish(store, 1, length=32)
     _build(tmp_path / "qwen", dict(FAMILIES["qwen3_5"].config))

@@ -22,7 +22,7 @@ from actordbg.cli.app import app
 from actordbg.locate.operations import Listing, TokenLayout
 from actordbg.replay.supervise import load_spec
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,8 @@ def test_healthy_models_are_not_red(tmp_path):
     assert max(line["largest"] for line in lines if (line["configuration"], line["family"]) == ("plain", "mixtral")) < 1.1, lines
 
 
-def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path):
+def test_ranks_that_compute_together_stay_in_step_are_judged_alike_and_the_one_that_differs_is_named(tmp_path):
+    """The laws are asked, too, whatever the inputs can answer."""
     run_scenario("together", tmp_path, world=2, program=locatecases.__file__)
 
 

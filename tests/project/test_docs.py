@@ -151,8 +151,7 @@ def scripted(config, group, work):
     return launch(config, group, work, "fake_worker")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_refused_for_want_of_a_gpu(tmp_path, monkeypatch):
     """Replays run with workers whose engine does nothing, or with WHOLE=1 with real ones."""
     monkeypatch.chdir(tmp_path)
@@ -199,8 +198,7 @@ def test_a_command_line_that_does_not_exist_is_noticed():
         docpages.parse(["dump", "nothing"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.parametrize(
     "blocks", [list(found) for _, found in groupby(RUNNABLE, key=lambda block: (block.page, block.name))],
     ids=lambda blocks: f"{page_id(blocks[0].page)}:{blocks[0].name}",

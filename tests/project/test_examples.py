@@ -15,8 +15,7 @@ from actordbg.store.layout import Store
 MAKE = ROOT / "examples" / "make_store.py"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_the_tour_does_what_its_page_shows(tmp_path):
     work = tmp_path / "work"
     work.mkdir()

@@ -89,8 +89,7 @@ def test_what_a_configuration_says_of_each_layer_is_cut_with_its_layers(own, sma
     assert {name: config[name] for name in own} == small and config["num_hidden_layers"] == 2
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "no such"}))
     assert families.main([str(tmp_path), "--output", str(tmp_path / "page.md")]) == 0
@@ -98,8 +97,7 @@ def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path):
     assert "0 right in every cell, 0 not, 1 not built" in page and "no such" in page.partition("## Not built")[2]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_the_program_finds_what_the_page_says_in_one_process(tmp_path):
     store = Store(tmp_path / "kept" / "store")
     names, dtypes = ("llama3 qwen3.5", "fp32,bf16") if WHOLE else ("qwen3.5", "fp32")

@@ -69,8 +69,7 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
     around = environment(FORKED_PROGRAM="-c")
     done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=around, timeout=600)

@@ -525,8 +525,7 @@ def test_an_issue_says_what_each_project_would_need():
     assert "A guess, from the innermost frame: **torch**" in issue_text(failed, Script("", ""))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_trials_are_isolated_and_warm(tmp_path):
     """One host forks for each trial; what dies or hangs costs its trial alone."""
     packed = replace(CASE, rows=((5, 7, 9), (11, 13)))
@@ -553,8 +552,7 @@ def test_trials_are_isolated_and_warm(tmp_path):
     wait_for(lambda: (stat := read_stat(int(mark.read_text()))) is None or stat.state in "ZX")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypatch):
     """Gemma 2 under sdpa, which leaves out the soft cap: reduced, checked as a replay, shown by a script in a fresh interpreter.
 

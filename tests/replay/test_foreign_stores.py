@@ -201,8 +201,7 @@ class X:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_module_that_a_dump_names_is_never_imported(store, tmp_path, monkeypatch):
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

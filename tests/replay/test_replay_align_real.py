@@ -13,7 +13,7 @@ from actordbg.replay.plan import make_plan
 from actordbg.replay.selection import rows_of_files
 from actordbg.replay.supervise import run_replay
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 TIMEOUT_S = 10.0
 

@@ -356,8 +356,7 @@ def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypa
         assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["sentence"], "under its own configuration"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store):
     from actordbg.catalog.query import get_replay, results_for
 

@@ -50,8 +50,7 @@ REAL = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(backend, tmp_path, monkeypatch):
     (tmp_path / "shows_itself.py").write_text(SHOWN)

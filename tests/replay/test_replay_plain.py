@@ -10,7 +10,7 @@ from supervised import spec_of
 from actordbg.records.journal import TENSORS, read_events
 from actordbg.replay.supervise import run_replay
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 
 COUNT, LENGTH = 26, 256
 

@@ -208,8 +208,7 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path):
         invoke(store, "step", "--step", "9", "--run", "a' or '1'='1")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
 def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp_path):
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", real=True, kl="right")

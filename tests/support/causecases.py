@@ -31,15 +31,15 @@ from actordbg.store.layout import Store
 from actordbg.store.payload import encode, load
 
 
-def sampled(model, seed):
-    """A call of four rows, padded on both sides, whose answers the model sampled with top-p 0.9."""
-    dump = dump_of("both", rows=4, length=128, actions=110, seed=seed)
+def sampled(model, seed, rows):
+    """A call padded on both sides, whose answers the model sampled with top-p 0.9."""
+    dump = dump_of("both", rows=rows, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
-    rows, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
-    prompts = torch.stack([ids[real][:16] for ids, real in zip(rows, masks, strict=True)])
+    sequences, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
+    prompts = torch.stack([ids[real][:16] for ids, real in zip(sequences, masks, strict=True)])
     settings = {"do_sample": True, "top_p": 0.9, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
     made = model.generate(prompts, max_new_tokens=int(masks.sum(-1).max()) - 16, **settings)
-    for ids, real, row in zip(rows, masks, made, strict=True):
+    for ids, real, row in zip(sequences, masks, made, strict=True):
         ids[real] = row[: int(real.sum())]
     return dump
 
@@ -54,12 +54,13 @@ class Bench:
     seed: int = 0
     count: int = amount(1, 2)
     attn: str = "sdpa"
+    rows: int = amount(2, 4)
 
     def __post_init__(self):
         from transformers import AutoModelForCausalLM
 
         self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
-        self.dumps = [sampled(self.plain, self.seed + index) for index in range(self.count)]
+        self.dumps = [sampled(self.plain, self.seed + index, self.rows) for index in range(self.count)]
         self.opened = contextlib.ExitStack()
         self.session = self.open(attn=self.attn)
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
@@ -237,7 +238,7 @@ def planted(cache):
     for family, dtype in first_or_all((("llama", "fp32"), ("qwen3", "bf16"))):
         if dtype == "fp32":
             in_bf16_numbers(model_of(cache, family))
-        bench, case = Bench(str(model_of(cache, family)), dtype, cache, count=2), (family, dtype)
+        bench, case = Bench(str(model_of(cache, family)), dtype, cache, count=2, rows=4), (family, dtype)
         for name, (plant, size) in PLANTED.items():
             found = bench.explain(bench.values(bench.ran(plant)))
             if dtype == "bf16" and name in HIDDEN:

@@ -1,6 +1,7 @@
 """The command line, in this process and as a program."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -22,8 +23,9 @@ def program(*words, code="", **environment):
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
-def typed(*words, screen=io.StringIO):
-    """`actordbg WORDS` here, all the way: errors as a user sees them. screen: what standard output and error are."""
+def typed(line, *words, screen=io.StringIO):
+    """`actordbg LINE WORDS` here, all the way: errors as a user sees them. screen: what standard output and error are."""
+    words = [*line.split(), *words]
     out, err, code = screen(), screen(), 0
     here = patch.multiple(sys, argv=["actordbg", *words], excepthook=sys.excepthook)
     with here, patch.object(output, "answered_json", False), redirect_stdout(out), redirect_stderr(err):
@@ -34,13 +36,18 @@ def typed(*words, screen=io.StringIO):
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def invoke(store, *words):
-    """`actordbg --store STORE WORDS` here; an error of actordbg's own is raised."""
-    result = CliRunner().invoke(app, ["--store", str(store.root), *map(str, words)])
+def invoke(store, line, *words):
+    """`actordbg --store STORE LINE WORDS` here, the line as it is typed; an error of actordbg's own is raised."""
+    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *map(str, words)])
     if isinstance(result.exception, ActordbgError):
         raise result.exception
     assert isinstance(result.exception, SystemExit | None), result.exception
     return result
+
+
+def in_json(store, line, *words):
+    """What a command answers under --json."""
+    return json.loads(invoke(store, line, *words, "--json").stdout)
 
 
 def function_of(name):

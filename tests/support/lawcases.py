@@ -155,33 +155,17 @@ def a_failed_law_forbids_a_green_verdict(told):
     assert summary is not None and not summary.good and not summary.broken and "FAILED rerun" in summary.headline
 
 
-TOGETHER = {
-    "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
-    "ZeRO 3, experts": {"backend": "deepspeed", "zero_stage": 3},
-    "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
-    "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
-    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
-}
-
-
-def together(cache):
-    """Let two ranks compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
+def stay_in_step(session, own, name):
+    """Ask the laws of ranks that compute together, healthy and with positions that run on."""
+    healthy = {law: one["verdict"] for law, one in ask(session, own, backward=True, together=True).items()}
+    assert not set(BAD).intersection(healthy.values()) and healthy["jacobian"] == "kept", (name, healthy)
     rank = int(os.environ["RANK"])
-    dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
-    for name, settings in first_or_all([*TOGETHER.items()], 4):
-        model = experts if "experts" in name else dense
-        config = ReplayConfig(model=model, dtype="bf16", nproc=2, packing=True, backward=True, **settings)
-        own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
-        with open_actor(config, defaults=own.record, model_cache=cache) as session:
-            healthy = {law: one["verdict"] for law, one in ask(session, own, backward=True, together=True).items()}
-            assert not set(BAD).intersection(healthy.values()) and healthy["jacobian"] == "kept", (name, healthy)
-            assert rank or healthy["additivity"] == "within-rounding", (name, healthy)
-            assert (healthy["neighbour"] == "not-checked") == (len(own.tensors["sequences"]) == 1), (name, healthy)
-            if "ring" not in name and "experts" not in name:
-                with positions_run_on():
-                    found = ask(session, own, backward=True, together=True)
-                assert rank or found["neighbour"]["verdict"] == found["jacobian"]["verdict"] == "broken", (name, found)
-            assert not session.tainted
+    assert rank or healthy["additivity"] == "within-rounding", (name, healthy)
+    assert (healthy["neighbour"] == "not-checked") == (len(own.tensors["sequences"]) == 1), (name, healthy)
+    if "ring" not in name and "experts" not in name:
+        with positions_run_on():
+            found = ask(session, own, backward=True, together=True)
+        assert rank or found["neighbour"]["verdict"] == found["jacobian"]["verdict"] == "broken", (name, found)
 
 
 def positions_run_on():

@@ -6,8 +6,6 @@ python plantedfaults.py some MODEL_CACHE            asserts what is said of some
 A fault that changes no bit of what the Actor computes in a dtype does not count there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -110,16 +108,16 @@ def figures(outcomes):
 
 SOME = first_or_all(
     (
-        "key heads swapped", "a norm that removes the mean", "a residual x0.98", "a scale x1.02 in the kernel", "interleaved pairs",
-        "positions jump at 20", "temperature x1.02", "router weights not normalised", "gate_proj x0.99", "cosines x1.01", "gelu for silu",
+        "a residual x0.98", "a scale x1.02 in the kernel", "interleaved pairs", "positions jump at 20", "router weights not normalised",
+        "key heads swapped", "a norm that removes the mean", "temperature x1.02", "gate_proj x0.99", "cosines x1.01", "gelu for silu",
         "the third expert for the second", "final norm x1.01", "half of the dimensions turned",
     ),
-    8,
+    5,
 )  # fmt: skip
 
 
 def some(cache):
-    """In bf16, where outputs show three of them in four, every fault is red, with its module and its cause."""
+    """In bf16 every fault is red, with its module and its cause."""
     for outcome in run(cache, [fault for fault in FAULTS if fault.name in SOME], ["bf16"]):
         assert outcome.changed and outcome.red and outcome.module and outcome.cause and outcome.rows, outcome
 

@@ -67,15 +67,15 @@ def ended(code, environment, *arguments, cwd=None):
     return subprocess.run(command, env=dict(environment), capture_output=True, text=True, cwd=cwd or "/", timeout=120)
 
 
-def run_job(store, *words, path=None, cwd=None, code="", **more):
-    """`actordbg --store STORE run WORDS`, with `path` on the user's PYTHONPATH; `code` runs before it at the desk.
+def run_job(store, line, *words, path=None, cwd=None, code="", **more):
+    """`actordbg --store STORE run LINE WORDS`, with `path` on the user's PYTHONPATH; `code` runs before it at the desk.
 
     FORKED_PROGRAM: the job's program, if it may be a fork (`forked_workers`).
     """
     program = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     entries = [str(ROOT), *([str(path)] if path else []), *([str(FORKED)] if "FORKED_PROGRAM" in more else [])]
     environment = clean_environment(PYTHONPATH=os.pathsep.join(entries), **more)
-    command = [sys.executable, "-c", program, "--store", str(store.root), "run", *words]
+    command = [sys.executable, "-c", program, "--store", str(store.root), "run", *line.split(), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 

@@ -169,8 +169,7 @@ print(json.dumps([trained(True), trained(False)]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(store, tmp_path, monkeypatch):
     """Before it models that are not policies, which are named, and a generation without a cache, which is not a call."""
     monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it

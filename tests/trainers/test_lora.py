@@ -38,8 +38,7 @@ model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward(
 """
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where the adapter's base is
     small_model(tmp_path / "base")
@@ -59,8 +58,7 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
     assert checked.exit_code == 1 and "NOT CHECKED: 1 of 1" in checked.stdout, "another model's weights accuse nobody"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path):
     facts = run_scenario("adapter", tmp_path)[0]
     for role in ("policy", "reference"):

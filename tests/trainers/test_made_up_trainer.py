@@ -219,8 +219,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, reco
     session.close()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, recording, tmp_path):
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
@@ -293,8 +292,7 @@ def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it():
             captured_call.function(where)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(written, store, tmp_path):
     small_model(tmp_path / "model")
     (tmp_path / "train.py").write_text(

@@ -10,7 +10,7 @@ from commandline import invoke
 from actordbg.store.layout import Store
 from benchmarks import faulty_grpo, faulty_trl, own_classes
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+pytestmark = pytest.mark.forked
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 
 

@@ -263,8 +263,7 @@ def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch, lost):
     assert "load_weights" not in vars(worker.model_runner.model)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.forked
 @pytest.mark.skipif(not (is_there("openrlhf") and is_there("ray")), reason="needs openrlhf and ray")
 def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store, tmp_path, monkeypatch):
     monkeypatch.setenv("FORKED_PROGRAM", f"{ray.__path__[0]}/_private/workers/default_worker.py")

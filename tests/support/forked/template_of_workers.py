@@ -173,6 +173,8 @@ if __name__ == "__main__":
 
     own = read_at_import()
     gc.disable()
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # no thread of pyarrow's
+    import datasets  # noqa: F401
     import huggingface_hub
     import peft  # noqa: F401
     import sqlglot  # noqa: F401
@@ -180,6 +182,7 @@ if __name__ == "__main__":
     import torch._inductor.compile_fx
     import torch.distributed.fsdp
     import transformers.dynamic_module_utils
+    import transformers.trainer
 
     if not os.path.exists("/dev/nvidiactl"):  # it asks for CUDA, and then no fork may use that
         with contextlib.suppress(ImportError):
