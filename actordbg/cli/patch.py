@@ -18,7 +18,6 @@ import typer
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.option import Option
 from actordbg.base.units import ago, listed
-from actordbg.cli import output
 from actordbg.cli.options import require_good, store_of
 from actordbg.cli.output import (
     cell,
