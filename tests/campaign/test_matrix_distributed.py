@@ -8,6 +8,7 @@ import importlib.util
 import brokenactor
 import pytest
 import torch
+from actorcases import ZERO3
 from amounts import WHOLE
 from commandline import invoke
 from replaycases import publish
@@ -43,9 +44,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def record(store):
     packing = "both" if WHOLE else "on"
-    given = (
-        f"--backend deepspeed,fsdp2 --zero-stage 3 --tp 1,2 --nproc 2 --packing {packing} --align same --dtype fp32 --timeout 900"
-    )
+    given = f"--backend deepspeed,fsdp2 --zero-stage {ZERO3['zero_stage']} --tp 1,2 --nproc 2 --packing {packing} --align same --dtype fp32 --timeout 900"
     record = matrix(store, f"{given} {USUAL}", 0)
     assert record.good
     return record

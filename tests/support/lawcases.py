@@ -12,7 +12,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from actorcases import main, make_dump
+from actorcases import ZERO3, main, make_dump
 from amounts import WHOLE, first_or_all
 from planted_table import log_probs_that, patched
 
@@ -157,10 +157,10 @@ def a_failed_law_forbids_a_green_verdict(told):
 
 TOGETHER = {
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
-    "ZeRO 3, experts": {"backend": "deepspeed", "zero_stage": 3},
+    "ZeRO 3, experts": ZERO3,
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
-    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
+    "ZeRO 3": ZERO3,
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from actorcases import main
+from actorcases import ZERO3, main
 from amounts import WHOLE, first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
 from planted_table import gradient, output, rounded, weights
@@ -458,7 +458,7 @@ class Fused(torch.nn.Module):
 
 
 TOGETHER = {
-    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3, "dtype": "fp32"},
+    "ZeRO 3": ZERO3 | {"dtype": "fp32"},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
     "fsdp2": {"backend": "fsdp2"},
