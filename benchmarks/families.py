@@ -346,7 +346,8 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
     (
         "sdpa ignores the soft cap of the attention logits",
         "The configuration caps attention logits (attn_logit_softcapping). sdpa silently ignores the cap; eager attention "
-        "applies it. transformers refuses sdpa here since 5.21. Use eager attention, or a flash attention that supports a soft cap.",
+        "applies it. transformers refuses sdpa here since 5.21. Use eager attention, or a flash attention that supports a soft "
+        "cap.",
         lambda result, finding, cells: (
             all(cell.config.get("attn") == "sdpa" for cell in cells) and bool(result.config.get("attn_logit_softcapping"))
         ),
