@@ -207,7 +207,8 @@ def odd_shapes(cache):
         )
         with open_actor(config, model_cache=cache) as session:
             found = local(session, dump_of(rows=1), backward=True)
-            assert found.word == RIGHT and found.located.places > 30 and found.located.gradients > 30, (family, found)
+            assert found.word == RIGHT and found.located.places > 30 < found.located.gradients, (family, found)
+            assert "gradient" not in str(found.unchecked), family
             with times(next(name for name, _ in session.model.named_parameters() if ".1." in name), 1.01)(session.model):
                 found = local(session, dump_of(rows=1), backward=True)
             assert found.word == WRONG and "times the checkpoint's" in found.said, (family, found)
