@@ -142,7 +142,7 @@ def findings_of(store: Store, record: MatrixRecord) -> tuple[FamilyFinding, ...]
 def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     """Say why a cell is not right, without machine-specific values; "" if it is right."""
     if word == FAILED:
-        return cell.error or cell.signature or FAILED
+        return (cell.error or cell.signature or FAILED).partition(". ")[0]
     if word != WRONG or cell.replay_id is None:
         return cell.reason if word in (UNAVAILABLE, IN_PART, UNCHECKED) else ""
     spec = load_spec(store, cell.replay_id)
@@ -346,7 +346,8 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
     (
         "sdpa ignores the soft cap of the attention logits",
         "The configuration caps attention logits (attn_logit_softcapping). sdpa silently ignores the cap; eager attention "
-        "applies it. The error grows with the logits. Use eager attention, or a flash attention that supports a soft cap.",
+        "applies it. transformers refuses sdpa here since 5.21. Use eager attention, or a flash attention that supports a soft "
+        "cap.",
         lambda result, finding, cells: (
             all(cell.config.get("attn") == "sdpa" for cell in cells) and bool(result.config.get("attn_logit_softcapping"))
         ),

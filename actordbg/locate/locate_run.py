@@ -170,7 +170,7 @@ class LocateRun:
             self._unchecked["the backward"] = "the loss scale of fp16 is in its gradients"
         self._follows = self.backward and not self._unchecked
         named = self.session.model.named_parameters()
-        trained = {plain_name(name) for name, each in named if each.requires_grad and self._follows}
+        self._trained = trained = {plain_name(name) for name, each in named if each.requires_grad and self._follows}
         rows = [ids[row, columns].to(device) for row, columns in enumerate(self._columns)]
         terms = [self._weights[row, columns[:-1]] for row, columns in enumerate(self._columns)]
         self.tell("locate: truth")
@@ -194,8 +194,6 @@ class LocateRun:
                 self._formulas = against_formulas(model, max(rows, key=len))
         del model, loaded  # before the clean model is loaded
         self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
-        for name in trained.difference(self._truths):
-            self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
         run = [number for number, length in enumerate(tape.lengths) if length]
         batch, index, padded = (
             pad_sequence(parts, batch_first=True, padding_value=fill)
@@ -277,6 +275,9 @@ class LocateRun:
             self.session.gradient(self.call, self._weights, keeper=keeper)
         forcing.count_lost_gradients()
         self._join(forcing)
+        for name in self._trained.difference(self._truths):  # such as a sparse attention's indexer, which runs without gradients
+            if PREFIX + name in keeper.tensors and keeper.tensors[PREFIX + name].any():
+                self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
         for name in sorted(self._truths):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)

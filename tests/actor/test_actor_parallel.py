@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from actorcases import main, make_dump, numbers, run_scenario
+from actorcases import ZERO3, main, make_dump, numbers, run_scenario
 from amounts import first_or_all
 
 from actordbg.actor.session import open_actor
@@ -34,8 +34,8 @@ BACKENDS = {
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
-    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
-    "ZeRO 3, ring": {"backend": "deepspeed", "zero_stage": 3, "ring": 2, "dist_backend": "gloo"},
+    "ZeRO 3": ZERO3,
+    "ZeRO 3, ring": ZERO3 | {"ring": 2, "dist_backend": "gloo"},
     "ZeRO 0": {"backend": "deepspeed"},
     "ZeRO 1": {"backend": "deepspeed", "zero_stage": 1},
     "ZeRO 0, ring": {"backend": "deepspeed", "ring": 2},

@@ -90,7 +90,8 @@ def environment(folder, openrlhf, transformers):
         venv.create(folder, with_pip=True)
         own = Path(run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).stdout.strip())
         own.joinpath("zz_below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    wanted = [("openrlhf", openrlhf, "--no-deps"), ("transformers", transformers)]
+    # openrlhf is the environment's own, even where the same release lies below: `patch` writes into it
+    wanted = [("openrlhf", openrlhf, "--no-deps", "--ignore-installed"), ("transformers", transformers)]
     if transformers == NEWEST:  # with what stands below it
         wanted += [(package, NEWEST, "--no-deps") for package in ("deepspeed", "ray")]
     for package, version, *flags in wanted:
@@ -165,10 +166,10 @@ TEXT = """\
 
 # Versions that were tried
 
-Each row is an environment of its own, with {below} (CPU build), Python 3.11. "yes" under *capture*: `patch`, four calls of
-OpenRLHF's Actor with recording on, all four recorded, and `unpatch` byte for byte. "yes" under a backend: these calls replayed with
-backward in fp32 (all but plain on two processes), and log-probs, loss and gradients within the limits of the truth. "refused": a
-replay says before it starts that this cannot run. OpenRLHF 0.10.3 to 0.11.2 load no model under ZeRO-3 with transformers 5.23 or later.
+Each row is an environment of its own, with {below} (CPU build), Python 3.11. *capture*: `patch`, four calls of OpenRLHF's Actor, all
+recorded, and `unpatch` byte for byte. A backend: these calls replayed with backward in fp32 (all but plain on two processes), and
+log-probs, loss and gradients within the limits of the truth. "refused": OpenRLHF 0.10.3 to 0.11.2 load no model under ZeRO-3 with
+transformers 5.23 or later, which a replay says before it starts.
 
 {table}
 

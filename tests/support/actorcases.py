@@ -12,11 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import roots
+from packaging.version import Version
 
 VOCAB = 4096
+ZERO3 = {"backend": "deepspeed", "zero_stage": 3 if Version(version("transformers")) < Version("5.23") else 2}
+"""ZeRO-3; ZeRO 2 where OpenRLHF loads no model under ZeRO-3, a known failure."""
 
 
 def make_dump(

@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import roots
+from actorcases import ZERO3
 from amounts import WHOLE, amount
 
 FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "phi3", "olmo2", "qwen3_5")
 CONFIGURATIONS = {
     "plain": {},
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
-    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
+    "ZeRO 3": ZERO3,
     "fsdp2": {"backend": "fsdp2"},
     "tp 2": {"backend": "fsdp2", "tp": 2},
     "ring 2": {"backend": "fsdp2", "ring": 2},
