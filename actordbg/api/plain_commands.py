@@ -231,16 +231,14 @@ class PlainCommands:
     @consenting
     def step(
         self, number: Annotated[int, Option("--step", min=0)], run: Annotated[str | None, Option("--run")] = None, *,
-        trust_remote_code: bool = False, tokenizer: str | Path | None = None, **settings: Any,
+        trust_remote_code: bool = False, **settings: Any,
     ) -> CommandResult:  # fmt: skip
         """Replay an optimizer step: loss, norm, known faults.
 
-        Loss, gradient norm, clipping and KL are held against what was recorded.
-
         Runs the recorded micro-batches of all ranks through forward, loss and backward: the trainer's own loss under a
         configuration, and the formula over the whole step as one batch in fp32. Names known faults: a wrong accumulation factor,
-        dp_size or token count, DeepSpeed's accumulation beside the trainer's, only the last micro-batch applied, a gradient
-        applied twice, a missing term. Needs losses (`dump enable --calls forward,loss`), and a --model with the weights of that
+        dp_size or token count, DeepSpeed's accumulation beside the trainer's, a gradient that is lost, applied twice or clipped
+        early. Needs losses (`dump enable --calls forward,loss`), and a --model with the weights of that
         step; with other weights the norm is not checked.
 
         Exit code: 1 if anything is wrong or was not checked.
@@ -255,7 +253,7 @@ class PlainCommands:
         """
         from actordbg.api.steps import replayed_step
 
-        return replayed_step(self._desk, number, run, self._flags(settings), tokenizer)
+        return replayed_step(self._desk, number, run, self._flags(settings))
 
     @consenting
     def build_actor(

@@ -31,7 +31,10 @@ class SampledTurn:
 
 @dataclass(frozen=True)
 class Trajectory(RunFile):
-    """The turns of a conversation, and what the trainer got of it. bos, eos: ids of the tokenizer; None if it has none."""
+    """The turns of a conversation, and what the trainer got of it. bos, eos: ids of the tokenizer; None if it has none.
+
+    reward: what the rollout handed over; None for a reward model's, which is computed later.
+    """
 
     what = "a rollout's turns"
     run: str
@@ -44,6 +47,7 @@ class Trajectory(RunFile):
     turns: tuple[SampledTurn, ...]
     trained: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...] = ()
+    reward: float | None = None
 
     @property
     def name(self) -> str:

@@ -47,6 +47,11 @@ def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
     return moved
 
 
+def key_of(ids: Numbers) -> bytes:
+    """Return a key of token ids [n]."""
+    return blake2b(np.asarray(ids, "<i8").tobytes(), digest_size=12).digest()
+
+
 def side_of(name: str) -> str:
     """Return the side that a tensor comes from."""
     return ROLLOUT if name == "rollout_log_probs" else TRAINER
@@ -211,8 +216,7 @@ class RecordedCall:
     def _keys(self, where: Numbers | None) -> list[bytes]:
         if self.sequences is None or where is None or where.shape != self.sequences.shape:
             return []
-        rows = zip(self.sequences, where, strict=True)
-        return [blake2b(row[kept].astype("<i8").tobytes(), digest_size=12).digest() for row, kept in rows]
+        return [key_of(row[kept]) for row, kept in zip(self.sequences, where, strict=True)]
 
     @cached_property
     def counts(self) -> Numbers | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
-from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
+from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws, turns
 from actordbg.recorded.loss_terms import VALUES
 from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
@@ -324,6 +324,11 @@ LAWS = (
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
         "match rewards and rows by id, not by order; see that advantages rise with rewards", (*_ESTIMATED, "rewards"), TRAINER,
         judge=advantage_laws.from_rewards, fails="advantages are not what the rewards give",
+    ),
+    RecordedLaw(
+        "own reward", "a row has the reward that the rollout gave it", "tt-metal PR#46548",
+        "match rewards and rows by id, not by order", (LOSS, "rewards"), TRAINER, judge=turns.rewards,
+        fails="rewards belong to other rows",
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",

@@ -21,7 +21,7 @@ from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import TURNS, Trajectory
-from actordbg.recorded.recorded_calls import RecordedCall
+from actordbg.recorded.recorded_calls import Answer, Calls, RecordedCall, key_of
 from actordbg.records.finding import Finding, Findings, NotChecked, Rule, outcomes_of
 from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name
@@ -34,6 +34,8 @@ _ALIKE = 0.6
 """Least share of token ids, in any order, that a recorded row has in common with the conversation that it was made from."""
 _CLEARLY = 0.1
 """How much larger that share has to be than the next row's."""
+_NEAR = 1e-3
+"""Distance of a reward from that of its conversation that rounding explains."""
 MOST = 512
 """Trajectories that are read, the newest."""
 
@@ -254,6 +256,24 @@ def trajectories_of(store: Store, run: str | None) -> tuple[list[Trajectory], in
         with contextlib.suppress(CorruptDump, NewerFormat, OSError):
             read.append(read_trajectory(path))
     return read, len(own) - len(read)
+
+
+def rewards(calls: Calls, answer: Answer) -> None:
+    """Hold each row's reward against that of its conversation. Rewards that were shaped in between are not judged."""
+    answer.lacks = "rewards of the rollout (run --turns), not shaped"
+    losses: Any = [call for call in calls if call.is_loss and call.root and call.array("rewards") is not None]
+    for root, run in {(call.root, call.record.run): None for call in losses}:
+        got = {key_of(each.trained): each.reward for each in trajectories_of(Store(root), run)[0]}
+        rows = [(call, row, key) for call in losses if call.record.run == run for row, key in enumerate(call.row_keys)]
+        known = {key: (call, row) for call, row, key in rows if got.get(key) is not None}
+        own = np.array([got[key] for key in known])
+        given = np.array([call.array("rewards").reshape(-1)[row] for call, row in known.values()])
+        bad = abs(given - own) > _NEAR
+        if (abs(np.sort(given) - np.sort(own)) <= _NEAR).all():
+            answer.looked_at += len(known)
+            for at in bad.nonzero()[0][:1]:
+                said = f"the rollout gave a row {own[at]:.4g}, and its reward is {given[at]:.4g}, another row's, in {bad.sum()}"
+                answer.violated([*known.values()][at][0], f"{said} of {plural(len(known), 'row')}", [*known.values()][at][1])
 
 
 def _rows(store: Store, run: str, record: Any) -> dict[tuple[int, ...], tuple[int, ...]]:

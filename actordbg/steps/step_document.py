@@ -1,26 +1,15 @@
-"""A replayed step as a document: the verdict, its figures, each micro-batch, and pictures of its tokens.
-
-The pictures compare the rollout's log-probs with the trainer's, where both were recorded.
-"""
+"""A replayed step as a document and as data: the verdict, its figures, and each micro-batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from actordbg.document.blocks import Block, Grid, Heading, Items, number
-from actordbg.judge.token_charts import Texts, TokenPair, tokens_chart
-from actordbg.recorded.recorded_calls import Numbers
-from actordbg.steps.recorded_step import MicroBatch, RecordedStep
+from actordbg.steps.recorded_step import RecordedStep
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_verdict import applied_by, causes_of, verdict_of
-
-_ROUNDS = 10
-"""A token's rounding is at most this many times the mean of all; measured 4.4."""
 
 
 def step_blocks(figures: StepFigures) -> list[Block]:
@@ -55,38 +44,6 @@ def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
         shown = (each.recorded, replayed["loss"], *known)
         counts = each.loss.record.rank, each.place, each.terms.rows, f"{each.terms.tokens:,}"
         yield *map(str, counts), *(number(value) for value in shown)
-
-
-def step_page(figures: StepFigures, texts: Texts | None = None) -> list[Block]:
-    """Build the page: what the terminal shows, and the pictures."""
-    blocks = step_blocks(figures)
-    pairs = [pair for each in figures.step.micro_batches if (pair := pair_of(each)) is not None]
-    if figures.replayed.failed or figures.reference.failed or not pairs:
-        return blocks
-    noise = figures.moved(figures.reference)
-    blocks.append(Heading("Rollout and trainer", 2))
-    worst = sorted(pairs, key=lambda pair: np.abs(pair.apart).max(where=pair.mask, initial=0.0), reverse=True)
-    charts = (tokens_chart(replace(pair, limit=_ROUNDS * noise), texts) for pair in worst[:4])
-    return [*blocks, *filter(None, charts)]
-
-
-def pair_of(micro_batch: MicroBatch) -> TokenPair | None:
-    """Return a micro-batch's rollout and trainer side by side, with what the loss made of each action; None without a rollout."""
-    loss = micro_batch.loss
-    known, active = loss.log_probs(), loss.active
-    rollout, new = known.get("rollout_log_probs"), known.get("log_probs")
-    if rollout is None or new is None or active is None:
-        return None
-    beside: dict[str, Numbers] = {}
-    if (advantages := loss.array("advantages")) is not None:
-        beside["advantage"] = advantages
-    if (old := known.get("old_log_probs")) is not None:
-        ratio = np.exp(np.clip(new.astype("f8") - old, -20, 20))
-        low, high = (float(loss.fact(f"loss.clip_eps_{side}") or 0.0) for side in ("low", "high"))
-        beside |= {"old": old, "ratio": ratio, "clipped": ((ratio < 1 - low) | (ratio > 1 + high)).astype("f8")}
-    return TokenPair(
-        micro_batch.name, rollout, new, active, loss.sequences, loss.real, names=("rollout", "trainer"), beside=beside
-    )
 
 
 def step_data(figures: StepFigures) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from casefiles import cases_of
@@ -21,7 +22,8 @@ from actordbg.demo.demo_training import build_assets
 from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory
 from actordbg.recorded.chat_template import template_answer
-from actordbg.recorded.turns import difference, turns_answer
+from actordbg.recorded.recorded_calls import Answer, key_of
+from actordbg.recorded.turns import RULES, difference, rewards, turns_answer
 from actordbg.records.run_files import read_trajectory
 from actordbg.store import payload
 from actordbg.trainers.openrlhf import told, turn_recording
@@ -279,7 +281,7 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
             ids = [1, 2]
             for _ in range(2):
                 ids += (await llm_engine.generate(list(ids), None)).outputs[0].token_ids + [7]
-            return {"observation_tokens": ids, "action_ranges": [(2, 4), (5, 7)]} if prompt != "bad" else {}
+            return {"observation_tokens": ids, "action_ranges": [(2, 4), (5, 7)], "reward": 0.5} if prompt != "bad" else {}
 
     class Engine:
         async def generate(self, ids, params):
@@ -291,8 +293,8 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     assert result == {}
     (path,) = (store.root / "turns" / "agents").iterdir()
     trajectory = read_trajectory(path)
-    assert trajectory.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (trajectory.bos, trajectory.eos) == (1, None)
-    assert [turn.given for turn in trajectory.turns] == [(1, 2), (1, 2, 2, 5, 7)]
+    assert trajectory.trained == (1, 2, 2, 5, 7, 5, 5, 7) and trajectory.bos == 1
+    assert [turn.given for turn in trajectory.turns] == [(1, 2), (1, 2, 2, 5, 7)] and trajectory.reward == 0.5
     answer = turns_answer(store)
     assert answer.verdict == "NOT CHECKED" and not answer["findings"], "nothing of a training is recorded"
     assert threads and threading.main_thread() not in threads, "no disk is waited for in the event loop"
@@ -323,3 +325,14 @@ def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(store
         answer = asyncio.run(Agent().execute(llm_engine=SimpleNamespace(generate=generate), hf_tokenizer=None))
         assert answer["observation_tokens"] == [1, 2, 5]
     assert not (store.root / "turns").exists() and capsys.readouterr().err.count("not recorded") == 1
+
+
+@pytest.mark.parametrize(("given", "found", "judged"), [([0, 1, 2], 0, 3), ([1, 2, 0], 1, 3), ([0, 5, 2], 0, 0)])
+def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(store, tokenizer, given, found, judged):
+    made = [replace(conversation(tokenizer, number), reward=float(number)) for number in range(3)]
+    stored(store, *made)
+    record = SimpleNamespace(run="r", dump_id="d")
+    about = {"is_loss": True, "root": store.root, "row_keys": [key_of(each.trained) for each in made], "record": record}
+    answer = Answer(RULES[0])
+    rewards([SimpleNamespace(array=lambda _: np.array(given), **about)], answer)
+    assert (len(answer.found), answer.looked_at) == (found, judged)

@@ -16,15 +16,12 @@ import actordbg
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.imports import is_there
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.blocks import Items
-from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.steps import run_step
-from actordbg.steps.gradient_norm import of_norm
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
-from actordbg.steps.step_document import step_blocks, step_data, step_page
+from actordbg.steps.step_document import step_data
 from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
@@ -92,25 +89,15 @@ def test_a_replay_that_repeats_a_wrong_norm_does_not_make_it_right(tmp_path, app
     verdict = verdict_of(replace(figures, replayed=repeated))
     named = [cause.said for cause in causes_of(replace(figures, replayed=repeated))]
     assert named == ([] if applied == "a third" else known) and "right as" not in verdict.said
-    assert verdict.word == "WRONG" and {finding.rule.name for finding in verdict.findings} <= {
-        "unknown",
-        "last micro-batch",
-        "gradient twice",
-    }
-
-
-SAME = {"same": [4], "other": {}, "unknown": 0}
+    assert verdict.word == "WRONG"
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path):
-    figures = figures_of(tmp_path)
+    figures_of(tmp_path)
     run = RecordedRun(Store(tmp_path / "store"), tmp_path / "model")
     run.write(process=1000)
     step = recorded_step(run.store, "ppo", 4)
-    assert len(step.micro_batches) == len(figures.step.micro_batches) and {m.loss.record.pid for m in step.micro_batches} == {
-        5711,
-        5712,
-    }
+    assert {each.loss.record.pid for each in step.micro_batches} == {5711, 5712}
     run.write(process=2000, publishes=lambda record: record.rank == 0)
     assert "more often" in recorded_step(run.store, "ppo", 4).missing
 
@@ -122,15 +109,21 @@ def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an
     figures = figures_of(tmp_path / "odd")
     last = figures.step.micro_batches[-1].loss
     own = last.fact
-    for recorded, whole in ((0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1.0, 0.0)):
+    for recorded, whole in (
+        (0.0, 1.0),
+        (-1.0, 1.0),
+        (math.inf, 1.0),
+        (math.nan, 1.0),
+        (1.0, 0.0),
+        (1.0, math.inf),
+        (1.0, math.nan),
+    ):
         last.__dict__["fact"] = lambda name, recorded=recorded: recorded if name == "grad_norm" else own(name)
         side = replace(
             figures.reference, figures=(*figures.reference.figures[:-1], figures.reference.figures[-1] | {"grad_norm": whole})
         )
-        assert [cause.rule.name for cause in causes_of(replace(figures, reference=side))] == ["unknown"]
-        assert any(isinstance(block, Items) for block in step_blocks(replace(figures, reference=side))), (
-            "an unknown fault, too, leads to a place to look at"
-        )
+        causes = causes_of(replace(figures, reference=side))
+        assert [(cause.rule.name, bool(cause.todo)) for cause in causes] == [("unknown", True)]
 
 
 def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path):
@@ -150,7 +143,7 @@ def test_after_a_failed_replay_no_reference_runs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_step, "run_replay", failing)
     monkeypatch.setattr("actordbg.api.desk.find_model", str)
-    answer = actordbg.open(tmp_path / "store").step(4, run="ppo", model=figures.config.model)
+    answer = actordbg.open(tmp_path / "store").step(4, model=figures.config.model)
     assert answer.verdict == "FAILED" and ran == ["replay"]
 
 
@@ -165,7 +158,9 @@ def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(
     figures.step.micro_batches[-1].loss.__dict__["fact"] = lambda name: norm if name == "grad_norm" else own(name)
     rounded = tuple(each + 0.01 for each in figures.reference.log_probs)
     replayed = replace(
-        figures.replayed, log_probs=tuple(each + apart for each in figures.replayed.log_probs), resolved={MET_WEIGHTS: SAME}
+        figures.replayed,
+        log_probs=tuple(each + apart for each in figures.replayed.log_probs),
+        resolved={MET_WEIGHTS: {"same": [4], "other": {}, "unknown": 0}},
     )
     figures = replace(figures, replayed=replayed, reference=replace(figures.reference, log_probs=rounded))
     assert verdict_of(figures).word == word, verdict_of(figures).sentence
@@ -187,13 +182,7 @@ def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path):
     last = figures.replayed.figures[-1] | {"grad_norm": 0.5 * figures.reference.grad_norm}
     other = replace(figures, replayed=replace(figures.replayed, figures=(*figures.replayed.figures[:-1], last)))
     assert verdict_of(other).word == "WRONG" and "not under this configuration" in verdict_of(other).said
-
-
-def test_the_page_has_the_tokens_with_all_figures(tmp_path):
-    figures = figures_of(tmp_path)
-    text = as_html(step_page(figures))
-    assert "Token map" in text and "advantage" in text
-    assert json.dumps(step_data(figures))
+    assert json.dumps(step_data(other))
 
 
 def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path):
@@ -219,13 +208,3 @@ def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp
     assert norms["recorded"] == pytest.approx(run.reference.grad_norm, rel=1e-5)
     assert norms["replayed"] == pytest.approx(norms["recorded"], rel=1e-5) == norms["reference"]
     assert not any((run.store.root / "cache" / "steps").iterdir())
-
-
-@pytest.mark.parametrize("norm", [math.inf, math.nan, 0.0])
-def test_a_norm_of_the_replay_that_is_no_size_is_compared_with_no_fault(norm, tmp_path):
-    figures = figures_of(tmp_path)
-    loss = figures.step.micro_batches[-1].loss
-    loss.__dict__["fact"] = lambda name, own=loss.fact: {"grad_norm": 1.0}.get(name, own(name))
-    other = replace(figures.reference, figures=tuple(each | {"grad_norm": norm} for each in figures.reference.figures))
-    finding = of_norm(replace(figures, reference=other))
-    assert finding is not None and "no known fault explains it" in finding.said

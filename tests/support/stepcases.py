@@ -110,8 +110,7 @@ class RecordedRun:
         from transformers import AutoModelForCausalLM
 
         build_tiny(self.model, vocab_size=VOCAB, hidden_size=32, head_dim=8, intermediate_size=32, pad_token_id=0, eos_token_id=2)
-        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
-        return model
+        return AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
 
     def _pairs(self):
         """A model that knows pairs of tokens, for tests that replay nothing."""

@@ -106,5 +106,6 @@ def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], resul
     bos, eos = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
     who = (run, socket.gethostname(), os.getpid(), number, now_timestamp())
-    trajectory = Trajectory(*who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges)
+    reward = None if result.get("reward") is None else float(result["reward"])
+    trajectory = Trajectory(*who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges, reward=reward)
     atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json())
