@@ -160,7 +160,7 @@ def _say_found(answer: dict[str, Any]) -> None:
         say(f"repaired: {row['kind']}: {row['path']}: {row['repair']}")
     for row in answer["failed"]:
         say(f"could not repair {row['path']}: {row['repair']}")
-    for row in sorted(findings, key=lambda row: (DAMAGE, LEFTOVER, NOTE).index(row["severity"])):
+    for row in findings:
         detail = row["detail"] or row["meaning"]
         say(f"{row['severity']}: {row['kind']}: {row['path']}: {detail}")
     counts = Counter(row["severity"] for row in findings)
