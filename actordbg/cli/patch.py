@@ -153,7 +153,8 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
     for line in patch.notes if patch else ():
         note(f"note: {line}")
     if held is not None and held.never_replayed == held.dumps:
-        say_next("actordbg check" if held.dumps else "actordbg dump enable")
+        switch = "dump status" if patch is not None and patch.enabled else "dump enable"
+        say_next("actordbg check" if held.dumps else f"actordbg {switch}")
 
 
 def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:

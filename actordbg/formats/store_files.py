@@ -68,7 +68,7 @@ class StoreFiles:
             version = json.loads(read_regular(self.format_path, 4096))["format"]
             if type(version) is not int or version < FORMAT:
                 raise TypeError(f"its format is {version!r:.40}")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             hint = "create one with `actordbg dump enable`, `dump import` or `dump create`, or pass --store DIR"
             raise StoreProblem(f"there is no store in {self.root}", hint=hint) from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

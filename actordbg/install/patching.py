@@ -122,7 +122,7 @@ def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
 
 
 def _supported(target: Target, old: files.FileRead) -> trailer.Inspection:
-    """Inspect the target's bytes. Raises Unsupported, with its path, if they are no actor.py."""
+    """Inspect the target's bytes. Raises Unsupported, with its path, if they are not an actor.py."""
     inspection = trailer.inspect(old.data)
     if inspection.state is State.UNSUPPORTED:
         hint = f"name {TRAINER.name}'s own file with --target .../{TRAINER.actor_file}; `actordbg adapters` has other trainers"

@@ -52,7 +52,7 @@ from actordbg.replay.worker_logs import (
     was_told_to_end,
 )
 
-_OF_BUILDING = ("attention-missing", "flash-attention-missing", "flash-attention-dtype")
+_OF_BUILDING = ("attention-missing", "checkpoint-broken", "flash-attention-missing", "flash-attention-dtype")
 """Known failures whose ways out fit where no input has run yet."""
 
 
@@ -61,12 +61,11 @@ def as_error(broken: Event, log: str) -> ActordbgError:
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
     signature = signature_of(broken["error_class"], broken["error"])
     known = explain(signature) if signature in _OF_BUILDING else None
-    hint = "run `actordbg doctor` to see what this environment lacks"
+    message = f"the actor cannot be built: {broken['error_class']}: {broken['error']}"
     if known is not None:
-        hint = "try: " + "; or ".join(known[1])
-    return ours or LaunchProblem(
-        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(), hint=hint
-    )
+        return LaunchProblem(f"{message}\n{known[0]}", hint="try: " + "; or ".join(known[1]))
+    hint = "run `actordbg doctor` to see what this environment lacks"
+    return ours or LaunchProblem(f"{message}\n{log}".rstrip(), hint=hint)
 
 
 LOG_BEFORE_STACKS = 1500

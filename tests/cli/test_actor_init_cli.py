@@ -54,4 +54,4 @@ def test_what_the_model_raises_is_the_answer(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     answer = init(tmp_path, "--model", tmp_path / "broken", code=1)
-    assert not answer["ok"] and "OSError" in answer["error"] and answer["signature"].startswith("OSError: ")
+    assert not answer["ok"] and "OSError" in answer["error"] and answer["signature"] == "checkpoint-broken"

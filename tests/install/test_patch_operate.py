@@ -97,6 +97,8 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
     seen = run("status", "--json")
     assert (seen["state"], seen["hooked"], seen["armed"], seen["store"]) == ("patched", True, False, str(tmp_path / "kept"))
     assert "hook seen   yes" in run("status").stdout
+    CliRunner().invoke(app, ["--store", str(tmp_path / "kept"), "dump", "enable", "--free-floor", "0"])
+    assert "next: actordbg dump status" in run("status").stderr
     assert "-# >>> actordbg trailer" in run("unpatch", "--dry-run", "--json")["diff"]
     undone = run("unpatch", "--json")
     assert (undone["action"], undone["state"], undone["sha256_after"]) == ("unpatched", "clean", seen["original_sha256"])
@@ -200,11 +202,9 @@ def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor, store):
     with pytest.raises(Conflict, match="cannot compile"):
         patch(actor, store)
     assert facts_of(actor) == before
-    for work in (patch, unpatch):
-        written(actor, b"def f(:")
-        with pytest.raises(Unsupported, match=rf"{actor}: .*actor.py, line 1") as refused:
-            work(actor, store)
-        assert "--target" in refused.value.hint
+    written(actor, b"def f(:")
+    with pytest.raises(Unsupported, match=rf"{actor}: .*actor.py, line 1"):
+        patch(actor, store)
 
 
 # --- the file system ----------------------------------------------------------------------------------------------------

@@ -112,6 +112,12 @@ def test_what_is_no_file_is_refused_at_once_and_named(tmp_path):
         read_regular("/dev/zero")
 
 
+def test_a_folder_below_a_file_is_not_a_store(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreProblem, match="there is no store in"):
+        Store(tmp_path / "file" / "store").require()
+
+
 # ---- links ----
 
 
