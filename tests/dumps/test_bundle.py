@@ -1,7 +1,5 @@
 """Bundles: what comes out is what went in, ids can be permuted, and an archive from somebody else is not trusted."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from casefiles import cases_of
-from comparecases import given, publish_golden, write_replay
+from commandline import invoke
+from comparecases import given, publish_golden, write_replay, write_truths
 from hostilestore import HOSTILE, forbidden
 from replaylines import write_replays
 from typer.testing import CliRunner
@@ -48,8 +49,8 @@ def a_cause(monkeypatch):
 def checked(store, truth=True, **replayed):
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")) if truth else ():
-        write_replay(store, name, INPUTS, truth=dtype)
+    if truth:
+        write_truths(store, INPUTS)
     found = run_check(store, load_spec(store, "r-01"))
     return found, found.verdict(of=257)
 
@@ -170,8 +171,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, log_p
     truth = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
     met = {"met_weights": {"same": [7], "other": {}, "unknown": 0}} if outputs == "known" else {}
     write_replay(store, "r-01", inputs, resolved=met, **truth)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, inputs, truth=dtype, **truth)
+    write_truths(store, inputs, **truth)
     answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
     assert answer.word == word and answer.said.startswith(said)
     dumps = {row.verdict for row in select_dumps(open_fresh(store), None)}
@@ -210,7 +210,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
     assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
     full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` continues"
-    done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
+    done = invoke(store, "replay --resume", replay_id, "--quiet")
     assert done.exit_code == 0 and "2 of 2 dumps passed" in done.stdout, done.output
 
 
@@ -241,7 +241,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == KINDS
     assert (tmp_path / "summary.md").read_text().startswith("**RIGHT (TOY MODEL):** ")
-    explained = CliRunner().invoke(app, ["--store", str(store.root), "explain", "--json"])
+    explained = invoke(store, "explain --json")
     answer = json.loads(explained.stdout)
     assert explained.exit_code == 0 and answer["verdict"] == "RIGHT" and answer["explanation"]["what"] == [], explained.output
     replayed = get_replay(store, "last")

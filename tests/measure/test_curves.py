@@ -1,14 +1,12 @@
 """Curves of a run: healthy ones are RIGHT, and each fault of a training is named by its rule, with its step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from casefiles import cases_of
-from commandline import typed
+from commandline import invoke, typed
 from typer.testing import CliRunner
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
@@ -188,7 +186,7 @@ def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path):
 
 
 def lint(store, *words):
-    result = CliRunner().invoke(app, ["--store", str(store.root), "lint", *map(str, words)])
+    result = invoke(store, "lint", *map(str, words))
     return result.exit_code, result.stdout
 
 
@@ -235,7 +233,7 @@ def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_p
 
 def test_a_folder_of_a_log_alone_is_judged_and_one_step_is_no_curve(tmp_path, store):
     written(tmp_path, healthy(0))
-    assert CliRunner().invoke(app, ["--store", str(store.root), "lint", str(tmp_path)]).exit_code == 0
+    assert invoke(store, "lint", str(tmp_path)).exit_code == 0
     (tmp_path / "summary.json").write_text('{"_step": 120, "train/loss": 0.1, "train/kl": 0.2}')
     log = run_logs.log_at(tmp_path / "summary.json")
     assert log and answer([log])["verdict"] == "NOT CHECKED"
