@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commandline import program, typed
+from commandline import program, tried, typed
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
@@ -29,7 +29,7 @@ def sixty(tmp_path_factory):
 
 
 def run(store, line, *words):
-    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *words])
+    result = tried(store, line, *words)
     known = result.exception if isinstance(result.exception, ActordbgError) else None
     return known.exit_code if known else result.exit_code, result.stdout, known.message if known else result.stderr
 
@@ -52,7 +52,7 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
 @pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
 def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
     store = sixty if typed else Store(tmp_path / "store").create()
-    nothing = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--dry-run", *typed]).exception
+    nothing = tried(store, "replay --dry-run", *typed).exception
     assert isinstance(nothing, NothingToDo) and nothing.hint is not None
     assert advice in nothing.hint and "select dumps with --where" not in nothing.hint
 

@@ -9,13 +9,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from commandline import tried
 from roots import script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
-from typer.testing import CliRunner
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import read_control, write_control
-from actordbg.cli.app import app
 from actordbg.store import payload
 
 pytestmark = pytest.mark.forked
@@ -98,7 +97,7 @@ def test_an_interrupted_job_is_switched_off(store):
     ],
 )
 def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
-    done = CliRunner().invoke(app, ["--store", str(store.root), "run", *words])
+    done = tried(store, "run", *words)
     assert getattr(done.exception, "exit_code", done.exit_code) == code and said in f"{done.output} {done.exception}"
     assert not list(store.controls.glob("*.json"))
 

@@ -8,15 +8,13 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from casefiles import cases_of
-from commandline import invoke
+from commandline import invoke, tried
 from comparecases import given, publish_golden, write_replay, write_truths
 from hostilestore import HOSTILE, forbidden
 from replaylines import write_replays
-from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
-from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.nested_values import RUN_ON
@@ -204,7 +202,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
     create_dumps(store, 2, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
-    said = CliRunner().invoke(app, ["--store", str(store.root), "check", "--quiet"]).exception
+    said = tried(store, "check --quiet").exception
     assert isinstance(said, MachineFault) and said.exit_code == 4
     replay_id = load_spec(store, "last").replay_id
     assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
@@ -218,7 +216,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
 def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch):
     def actordbg(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])
-        done = CliRunner().invoke(app, ["--store", str(store.root), "check", *words])
+        done = tried(store, "check", *words)
         assert getattr(done.exception, "exit_code", done.exit_code) == code, done.output
         return done
 

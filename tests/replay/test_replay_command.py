@@ -9,12 +9,12 @@ from functools import partial
 import commandline
 import pytest
 from casefiles import cases_of
+from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import environment
 from supervised import spec_of
-from typer.testing import CliRunner
 
 from actordbg.api.desk import Desk
 from actordbg.api.reports import replay_answer
@@ -28,7 +28,6 @@ from actordbg.base.errors import (
 )
 from actordbg.base.units import new_replay_id
 from actordbg.cli import output
-from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS
@@ -40,7 +39,7 @@ callers()
 
 
 def typed(store, *arguments):
-    return CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    return tried(store, *arguments)
 
 
 def invoke(store, line="", *words):

@@ -7,13 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from commandline import tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
-from actordbg.cli.app import app
 from actordbg.dumps.bundle import pack_bundle
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.recover import remove_unfinished_files
@@ -150,7 +149,7 @@ def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(whose,
     if whose != "mine":
         give_away(link, monkeypatch)
     before = sorted(link.resolve().rglob("*"))
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    done = tried(store, *words)
     assert (sorted(link.resolve().rglob("*")) == before) == (whose != "mine"), done.output
     assert (done.exit_code == 0) == (whose == "mine"), (done.output, done.exception)
     assert isinstance(done.exception, ActordbgError | SystemExit | None), "no traceback"
