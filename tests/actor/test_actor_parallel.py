@@ -3,8 +3,6 @@
 Both ranks run `parallel` in processes of their own (`actorcases.run_scenario`), with the asserts in it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each scenario runs in a process of its own (`actorcases.run_scenario`), with the asserts in it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """The client of an inference server: both protocols, what it refuses, and what it never sends or follows."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A call that dropped activations gives its own log-probs again, bit for bit, exactly when its generators' states are restored."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

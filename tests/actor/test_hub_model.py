@@ -1,7 +1,5 @@
 """Whether a model can be had is found out before anything starts, from a hub that answers, refuses, hangs or is not there."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

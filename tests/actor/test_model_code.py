@@ -8,9 +8,9 @@ from pathlib import Path
 
 import codedmodel
 import pytest
+from commandline import tried
 from replaycases import publish
 from roots import environment
-from typer.testing import CliRunner
 
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
@@ -19,7 +19,6 @@ from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
-from actordbg.cli.app import app
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import SPEC, rank_journal, read_events
@@ -49,7 +48,7 @@ def folder_of(path, config=None, **files):
 
 
 def refused(*arguments, store):
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    result = tried(store, *arguments)
     assert isinstance(result.exception, ActordbgError), (arguments, result.output, result.exception)
     return result.exception
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from commandline import invoke
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -64,7 +65,7 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
     for at, dump in enumerate(dumps):
         assert dump.inputs["sequences"].tolist() == [[3, 4, at + 3, 5, 6, at + 3, 7, 1]]
         assert dump.inputs["action_mask"].tolist() == [[False, False, True, True, True, True, True]]
-    assert CliRunner().invoke(app, ["--store", str(store.root), "dump", "pack"]).exit_code == 0
+    assert invoke(store, "dump pack").exit_code == 0
     assert run_of_dataset(store, tmp_path / "a.jsonl", str(model), None, 5) == runs[0] and not [*store.iter_dumps()], "packed"
     texts = run_of_dataset(store, written([{"text": "a b c"}], tmp_path / "text.jsonl"), str(model), None, 1)
     (path,) = (store.dumps / texts).rglob("*.zst")

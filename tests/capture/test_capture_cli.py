@@ -24,7 +24,7 @@ from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
 
 
-def run(store, *arguments, fails=None):
+def run(store, line, *words, fails=None):
     """A command's standard output, parsed if --json was requested."""
     app = typer.Typer()
 
@@ -33,19 +33,17 @@ def run(store, *arguments, fails=None):
 
     for name in ("enable", "disable", "status"):
         app.command(name)(function_of(f"dump {name}"))
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *words])
     if fails is not None:
         assert isinstance(result.exception, fails), result.output
         return result.exception
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in arguments else result.stdout
+    return json.loads(result.stdout) if "--json" in " ".join([line, *words]) else result.stdout
 
 
 def test_every_limit_gets_into_the_switch(store):
     answer = run(
-        store, "enable", "--run", "ppo", "--every", "10", "--max-dumps", "5", "--max-bytes", "10GB", "--ranks", "0,1,4-7",
-        "--min-seq-len", "8", "--free-floor", "1GiB", "--with-outputs", "--json",
-        "--recorder-calls", "12", "--recorder-bytes", "3MiB", "--recorder-dir", "store",
+        store, "enable --run ppo --every 10 --max-dumps 5 --max-bytes 10GB --ranks 0,1,4-7 --min-seq-len 8 --free-floor 1GiB --with-outputs --json --recorder-calls 12 --recorder-bytes 3MiB --recorder-dir store",
     )  # fmt: skip
     control = read_control(store)
     assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
@@ -59,12 +57,12 @@ def test_enabling_makes_the_store_and_again_keeps_the_run_and_replaces_the_limit
     store = Store(tmp_path / "new")
     assert "Recording is on: run run-2" in run(store, "enable")
     assert read_control(store).free_floor_bytes == 5 * 2**30
-    run(store, "enable", "--run", "a", "--every", "7")
-    run(store, "enable", "--max-dumps", "3")
+    run(store, "enable --run a --every 7")
+    run(store, "enable --max-dumps 3")
     control = read_control(store)
     assert (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 3)
-    run(store, "enable", "--every", "7")
-    assert "off" in run(store, "disable") and run(store, "disable", "--json")["changed"] is False
+    run(store, "enable --every 7")
+    assert "off" in run(store, "disable") and run(store, "disable --json")["changed"] is False
     control = read_control(store)
     assert not control.enabled and (control.run, control.every) == ("a", 7)
     run(store, "enable")
@@ -74,7 +72,7 @@ def test_enabling_makes_the_store_and_again_keeps_the_run_and_replaces_the_limit
 
 def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
     store.control_path.write_text("{")
-    run(store, "enable", "--run", "a")
+    run(store, "enable --run a")
     store.control_path.write_text('{"format": 99}')
     run(store, "enable", fails=NewerFormat)
     assert store.control_path.read_text() == '{"format": 99}'
@@ -93,8 +91,7 @@ def test_status_before_anything_was_recorded_and_without_a_store(store, tmp_path
     assert "never on" in run(store, "status")
     run(store, "enable")
     assert (
-        "No process has reported yet: start the job." in run(store, "status")
-        and run(store, "status", "--json")["processes"] == []
+        "No process has reported yet: start the job." in run(store, "status") and run(store, "status --json")["processes"] == []
     )
     for command in ("disable", "status"):
         run(Store(tmp_path / "none"), command, fails=StoreProblem)
@@ -115,7 +112,7 @@ def publish(store, run_name, rank, **counts):
 
 def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_only_if_asked_for(store, monkeypatch):
     publish(store, "before", 0, closed=True)
-    run(store, "enable", "--run", "a")
+    run(store, "enable --run a")
     publish(
         store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped_of_queue_full=4567,
         sampled_out_of_every=30_000, last_error="OSError: no space",
@@ -123,13 +120,13 @@ def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_
     sound = next(store.counters.glob("a/*.json"))
     (store.counters / "a" / "0001-x.json").write_text("{")
     (store.counters / "a" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
-    answer = run(store, "status", "--json")
+    answer = run(store, "status --json")
     (row,) = answer["processes"]
     counts = {"calls": 1_234_567, "captured": 1_200_000, "sampled_out": 30_000, "dropped": 4567}
     assert row["run"] == "a" and counts.items() <= row.items()
     assert (row["state"], row["role"], row["rank"], row["sampled_out_by"]) == ("on", "reference", 1023, {"every": 30_000})
     assert answer["total"]["calls"] == 1_234_567 and answer["enabled"] is True and answer["unreadable"] == 2
-    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "before"]
+    assert [row["run"] for row in run(store, "status --all --json")["processes"]] == ["a", "before"]
     rows, _ = process_rows(store, datetime.now(timezone.utc) + timedelta(seconds=60))
     assert rows[0].state == "lost" and rows[0].age_s > 55
     monkeypatch.setattr("actordbg.cli.output.PIPE_WIDTH", 80)
@@ -144,22 +141,22 @@ def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_
 def test_status_shows_jobs_with_a_run_of_their_own_and_never_says_that_none_reported(store):
     """Two jobs under ACTORDBG_RUN had ended, and the status said that no process had reported yet."""
     publish(store, "long ago", 0, closed=True)
-    run(store, "enable", "--run", "a")
-    assert run(store, "status", "--json")["earlier"] == 1
+    run(store, "enable --run a")
+    assert run(store, "status --json")["earlier"] == 1
     assert "reported yet" not in run(store, "status") and "--all" in run(store, "status")
     for name in ("first", "second"):
         publish(store, name, 0, closed=True)
-    answer = run(store, "status", "--json")
+    answer = run(store, "status --json")
     assert ([row["run"] for row in answer["processes"]], answer["earlier"]) == (["first", "second"], 1)
 
 
 def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store, tmp_path):
-    run(store, "enable", "--run", "a")
+    run(store, "enable --run a")
     write_control(store, replace(Control(True, "night", "2026-11-20T12:00:00.000000Z"), every=7), "night")
     ring = Ring.create(place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
-    assert [row["alive"] for row in run(store, "status", "--json")["rings"]] == [True]
+    assert [row["alive"] for row in run(store, "status --json")["rings"]] == [True]
     ring.let_go()
-    answer = run(store, "status", "--json")
+    answer = run(store, "status --json")
     assert [(row["pid"], row["alive"], row["inputs"]) for row in answer["rings"]] == [(4711, False, 0)]
     assert [job["run"] for job in answer["jobs"]] == ["night"]
     out = run(store, "status")
@@ -170,23 +167,23 @@ def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(st
 def test_disable_reaches_every_job_or_one(store):
     for job in ("one", "two"):
         write_control(store, Control(True, job, "2026-11-20T12:00:00.000000Z"), job)
-    run(store, "enable", "--run", "a")
-    run(store, "disable", "--run", "one")
+    run(store, "enable --run a")
+    run(store, "disable --run one")
     assert not read_control(store, "one").enabled and read_control(store, "two").enabled
-    run(store, "enable", "--run", "two", "--every", "9")
+    run(store, "enable --run two --every 9")
     assert read_control(store, "two").every == 9 and read_control(store).run == "a"
     run(store, "disable")
     assert not read_control(store, "two").enabled and not read_control(store).enabled
 
 
 def test_disable_of_another_run_leaves_the_recording_on_and_names_it(store):
-    run(store, "enable", "--run", "a")
-    assert "run a is" in run(store, "disable", "--run", "b", fails=UsageError).message
-    assert read_control(store).enabled and "off" in run(store, "disable", "--run", "a")
+    run(store, "enable --run a")
+    assert "run a is" in run(store, "disable --run b", fails=UsageError).message
+    assert read_control(store).enabled and "off" in run(store, "disable --run a")
 
 
 def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
-    run(store, "enable", "--run", "a")
+    run(store, "enable --run a")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     first = json.loads(process.stdout.readline())

@@ -1,7 +1,5 @@
 """What survives each kind of death: dumps that were acknowledged, the input in flight, and exact books."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -92,7 +90,7 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no
             assert victims.wait(pid) == -signal.SIGKILL
         wait_for(lambda jobs=jobs: not writers_of(jobs))
         if wave == 0:
-            result = invoke(store, "dump", "recover", "--json")
+            result = invoke(store, "dump recover --json")
             assert result.exit_code == 0, result.output
             assert not any(ring["problem"] for ring in json.loads(result.stdout)["rings"])
         books = assert_nothing_is_lost(store, jobs, every)

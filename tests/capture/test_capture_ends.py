@@ -1,8 +1,6 @@
 """What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is
 recovered."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -67,7 +65,7 @@ def end(recording, seconds):
 
 def status(store):
     """The total of `dump status`, and its words."""
-    answers = [invoke(store, "dump", "status", *more) for more in (("--json",), ())]
+    answers = [invoke(store, "dump status", *more) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
     return json.loads(answers[0].stdout)["total"], answers[1].output
 
@@ -77,7 +75,7 @@ def balanced(total):
 
 
 def recovered(store, *more):
-    answer = invoke(store, "dump", "recover", "--json", *more)
+    answer = invoke(store, "dump recover --json", *more)
     assert answer.exit_code == 0, answer.output
 
 

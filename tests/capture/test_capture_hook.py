@@ -172,7 +172,7 @@ def test_an_argument_of_unknown_type_needs_log_probs_beside_it_for_a_replay(stor
         recording.forward(actor, ids(), stack=object(), **returns)
     dumps = recording.dumps()
     assert [dump.record.replayable for dump in dumps] == [with_outputs, False]
-    told = invoke(store, "dump", "show", dumps[1].record.dump_id)
+    told = invoke(store, "dump show", dumps[1].record.dump_id)
     assert "no: stack (an argument of type builtins.object); record --with-outputs to replay without it" in told.stdout
 
 
@@ -461,7 +461,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
     assert torch.equal(actor(ids(), return_logprobs=True), expected) and torch.equal(actor(ids(), return_logprobs=True), expected)
     assert recorder_of(fresh).close() and list(store.iter_dumps()) == []
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
-    shown = invoke(store, "dump", "status").output
+    shown = invoke(store, "dump status").output
     assert "1 recording actor: 0 calls" in shown and f"recorded nothing: {recorder.COMPILED}" in shown.replace("\n", " ")
 
 

@@ -121,9 +121,9 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     for folder in (dump.parent, counters.parent):
         for name in (mine, theirs, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"):
             (folder / name).write_bytes(b"half")
-    run = invoke(store, "store", "fsck", "--repair")
+    run = invoke(store, "store fsck --repair")
     assert run.exit_code == 0 and not (dump.parent / theirs).exists(), run.output
-    assert invoke(store, "dump", "recover").exit_code == 0
+    assert invoke(store, "dump recover").exit_code == 0
     for folder in (dump.parent, counters.parent):
         left = {path.name for path in folder.glob(f"{TEMPORARY}*")}
         assert left == {mine, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"}
@@ -134,6 +134,6 @@ def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store)
     write_control(store, Control(enabled=True, run="job", since=now_timestamp()), "job")
     os.mkfifo(store.control_of("odd"))
     store.control_of(None).write_text("{")
-    run = invoke(store, "dump", "status")
+    run = invoke(store, "dump status")
     assert run.exit_code == 0 and "Recording is on for the job job" in run.output, run.output
     assert "odd.json: it is a FIFO" in run.output and "control.json" in run.output

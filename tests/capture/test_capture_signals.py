@@ -4,8 +4,6 @@ A handler runs between two instructions of the main thread: when a function begi
 loop's turn. `Interrupter` raises at the nth of these points inside of actordbg, for each n in turn.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Triggers: what makes a call worth keeping after it ran, what is kept with it, and that the books stay exact."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -7,10 +7,10 @@ import torch
 from adaptercases import dumps_of, record_here
 from capturekit import Recording
 from losscases import MICRO, experiences, normalization, stand_in_for_openrlhf
+from recordedfields import linted
 
 from actordbg.base.imports import is_there
 from actordbg.capture import hook
-from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
@@ -31,10 +31,6 @@ def train(openrlhf, store, *, tokens=1.0, **control):
         info["batch_num_tokens"] = info["batch_num_tokens"] * tokens
         results.append((batch, trainer.training_step(batch, number, info).detach()))
     return results
-
-
-def linted(store):
-    return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
 def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf, store):

@@ -5,13 +5,12 @@ import torch
 from capturekit import Recording
 from commandline import invoke
 from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
-from recordedfields import unlisted_of
+from recordedfields import linted, unlisted_of
 
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import facts, hook, loss_record, losses
 from actordbg.capture.switch_file import read_control
-from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 
@@ -72,7 +71,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
         assert terms is not None
         tokens = float(dump.tensors["batch_num_tokens"])
         assert terms.by_token / tokens == pytest.approx(float(told["result"][0].detach()), rel=1e-5)
-    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    findings = linted(store)
     held = {law.name for law in findings.held}
     assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
     assert not findings.broken and {"normalization", "placeholder", "truncation", "response length"} <= held, findings.in_words()
@@ -135,7 +134,7 @@ def test_a_loss_without_its_rows_or_its_actors_facts_is_a_loss_all_the_same(open
 def test_a_call_that_does_not_exist_is_refused(tmp_path):
     for typed in ("loss", "forward,lost"):
         with pytest.raises(UsageError, match="--calls"):
-            invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
+            invoke(Store(tmp_path), "dump enable --calls", typed)
 
 
 def test_the_loss_of_a_first_forward_is_recorded(openrlhf, store):
@@ -162,10 +161,10 @@ def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):
     assert all(dump.record.step in (8, 9) for dump in forwards) and len(forwards) == 4
     (ledger,) = [ledger for ledger in ledgers if ledger.role == "policy"]
     assert ledger.calls == 16 and sum(ledger.sampled_out.values()) == 12
-    assert invoke(store, "dump", "enable", "--step", "3..5").exit_code == 0
+    assert invoke(store, "dump enable --step 3..5").exit_code == 0
     assert read_control(store).steps == (3, 5)  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="range of steps"):
-        invoke(store, "dump", "enable", "--step", "5..3")
+        invoke(store, "dump enable --step 5..3")
 
 
 def stepping(openrlhf, recording):

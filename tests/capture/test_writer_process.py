@@ -87,7 +87,7 @@ def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder, m
     dumps = recording.dumps()
     assert balanced(ledger) and ledger.captured == 20 and ledger.dropped == {}
     assert all(is_of_seed(dump, seed) for seed, dump in enumerate(dumps))
-    told = invoke(store, "dump", "status")
+    told = invoke(store, "dump status")
     assert "no writer process and writes in a thread: " in " ".join(told.stdout.split()), told.stdout
 
 

@@ -10,14 +10,13 @@ import sys
 import catalogcases as cases
 import docpages
 import pytest
+from commandline import invoke
 from roots import ROOT
 from sqlmodel import create_engine
-from typer.testing import CliRunner
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine, migrate, models, query
 from actordbg.catalog.indexer import refresh
-from actordbg.cli.app import app
 from actordbg.dumps import checking
 from actordbg.formats.store_files import file_system
 
@@ -73,7 +72,7 @@ def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(s
     with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,)
-        done = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls"])
+        done = invoke(store, "dump ls")
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,), "a reader of the old one continues"
     assert done.exit_code == 0 and "rebuilt the catalog from the store's files: it was made by another actordbg" in caplog.text
     assert cases.contents(store) == fresh and store.catalog_path.stat().st_ino == inode

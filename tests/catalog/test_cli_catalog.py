@@ -27,10 +27,10 @@ from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.store import payload
 
 
-def run(store, *words, code=0):
+def run(store, line, *words, code=0):
     """One command; an error that the command line would print is raised."""
-    group = [] if words[0] in ("index", "replay", "check") else ["dump"]
-    result = invoke(store, *group, *words)
+    group = "" if line.startswith(("index", "replay", "check")) else "dump "
+    result = invoke(store, group + line, *words)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 
@@ -38,25 +38,25 @@ def run(store, *words, code=0):
 def test_index_says_what_it_did_and_names_the_damaged(store):
     records = cases.fill(store, 5)
     store.dump_path(records[0]).write_bytes(b"junk")
-    out = run(store, "index", "--quiet").stdout
+    out = run(store, "index --quiet").stdout
     assert "4 dumps in the catalog: 4 added, 0 removed" in out
     assert f"damaged: {store.relative(store.dump_path(records[0]))}: " in out
-    answer = json.loads(run(store, "index", "--rebuild", "--json").stdout)
+    answer = json.loads(run(store, "index --rebuild --json").stdout)
     assert (answer["added"], answer["dumps"], len(answer["damaged"])) == (4, 4, 1)
 
 
 def test_ls_lists_and_says_how_many_more_there_are(store):
     records = cases.fill(store, 7)
-    assert "no dump matches seq_len>4096" in run(store, "ls", "--where", "seq_len>4096", code=5).stdout
-    result = run(store, "ls", "--limit", "3")
+    assert "no dump matches seq_len>4096" in run(store, "ls --where seq_len>4096", code=5).stdout
+    result = run(store, "ls --limit 3")
     assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [with_handles(r.dump_id) for r in records[:-4:-1]], (
         "the newest first"
     )
-    oldest = run(store, "ls", "--limit", "3", "--order", "time").stdout.splitlines()
+    oldest = run(store, "ls --limit 3 --order time").stdout.splitlines()
     assert [line.split()[0] for line in oldest[1:4]] == [with_handles(r.dump_id) for r in records[:3]]
     assert "4 more; pass --limit 0 to list all" in result.stderr
-    assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 8
-    rows = json.loads(run(store, "ls", "--where", "rank=1", "--json").stdout)
+    assert len(run(store, "ls --limit 0").stdout.strip().splitlines()) == 8
+    rows = json.loads(run(store, "ls --where rank=1 --json").stdout)
     assert [row["dump_id"] for row in rows] == [r.dump_id for r in reversed(records) if r.rank == 1]
     assert (rows[-1]["path"], rows[0]["training"]) == (store.relative(store.dump_path(records[1])), True)
 
@@ -83,12 +83,12 @@ def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded
     ]  # fmt: skip
     assert (answer["record"]["rank"], answer["results"][0]["status"]) == (0, "failed")
     with pytest.raises(UsageError):
-        run(store, "show", "nope")
+        run(store, "show nope")
 
 
 def test_verify_names_every_damaged_file_and_exits_1(store):
     records = cases.fill(store, 6)
-    assert "6 good, 0 damaged" in run(store, "verify", "--quiet").stdout
+    assert "6 good, 0 damaged" in run(store, "verify --quiet").stdout
     torn, flipped, junk, untrue = (store.dump_path(r) for r in records[:4])
     torn.write_bytes(torn.read_bytes()[:-3])
     blob = bytearray(flipped.read_bytes())
@@ -96,21 +96,21 @@ def test_verify_names_every_damaged_file_and_exits_1(store):
     flipped.write_bytes(blob)
     junk.write_bytes(b"junk")
     untrue.write_bytes(cases.with_record(untrue.read_bytes(), b'"sequences"', b'"sequentia"'))  # under right checksums
-    out = run(store, "verify", "--quiet", code=1).stdout
+    out = run(store, "verify --quiet", code=1).stdout
     assert all(store.relative(path) in out for path in (torn, flipped, junk, untrue))
     assert "2 good, 4 damaged" in out and "are not those of its record" in out
     assert "next: actordbg store fsck --repair" in run(store, "verify", code=1).output, "`prune --damaged` goes by the catalog"
-    answer = json.loads(run(store, "verify", "--where", f"dump_id='{records[0].dump_id}'", "--json", code=1).stdout)
+    answer = json.loads(run(store, "verify --where", f"dump_id='{records[0].dump_id}'", "--json", code=1).stdout)
     assert (answer["checked"], answer["damaged"][0]["code"]) == (1, "corrupt-dump")
 
 
 def test_prune_only_says_what_it_would_do_until_told(store):
     records = cases.fill(store, 8)
-    result = run(store, "prune", "--where", "rank=0")
+    result = run(store, "prune --where rank=0")
     assert "would remove 2 files" in result.stdout
     assert "pass --yes" in result.stderr
     assert len(list(store.iter_dumps())) == 8
-    answer = json.loads(run(store, "prune", "--where", "rank=0", "--yes", "--json").stdout)
+    answer = json.loads(run(store, "prune --where rank=0 --yes --json").stdout)
     assert (answer["done"], len(answer["files"])) == (True, 2)
     assert [r for r in records if store.dump_path(r).exists()] == [r for r in records if r.rank != 0]
     assert refresh(store).dumps == 6
@@ -126,15 +126,15 @@ def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store):
     for first in (1, 3, 5):
         (folder / f"{stem}-{first:06d}.json").write_text("{}")
     weights = lambda: sorted(int(path.stem[-6:]) for path in folder.glob("*.json"))  # noqa: E731
-    listed = json.loads(run(store, "prune", "--where", "call_index in (0, 1, 3, 4)", "--json").stdout)
+    listed = json.loads(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--json").stdout)
     assert [item["path"] for item in listed["files"]][-1] == f"weights/ppo-1/{stem}-000003.json" and weights() == [1, 3, 5]
-    answer = json.loads(run(store, "prune", "--where", "call_index in (0, 1, 3, 4)", "--yes", "--json").stdout)
+    answer = json.loads(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--yes", "--json").stdout)
     assert weights() == [1, 5], "the dump of call 2 met those of call 1"
     assert answer["bytes"] == sum(item["bytes"] for item in answer["files"]) and answer["failed"] == []
     counters = store.counters / "ppo-1" / f"{stem}.json"
     counters.parent.mkdir(parents=True)
     atomic_write(counters, json.dumps(counters_of("ppo-1", pid=4711, state="on", ring=None)).encode())
-    run(store, "prune", "--where", "call_index >= 0", "--yes")
+    run(store, "prune --where", "call_index >= 0", "--yes")
     assert weights() == [5], "its process may still meet them"
 
 
@@ -158,23 +158,23 @@ def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store):
 
 def test_prune_by_age_and_size_takes_the_oldest(store):
     records = cases.fill(store, 6)
-    kept = run(store, "prune", "--older-than", "7d")
+    kept = run(store, "prune --older-than 7d")
     assert "nothing to remove" in kept.stdout and "6 dumps" in kept.stderr, "recorded long ago, in this store since a moment"
     before = time.time() - 8 * 86400
     for described in records:
         os.utime(store.dump_path(described), (before, before))
-    assert "would remove 6 files" in run(store, "prune", "--older-than", "7d").stdout
+    assert "would remove 6 files" in run(store, "prune --older-than 7d").stdout
     for there_and_back in ("pack", "unpack"):
         run(store, there_and_back, *(["--all"] if there_and_back == "unpack" else []))
-        assert json.loads(run(store, "prune", "--older-than", "7d", "--json").stdout)["recent"] == 0, there_and_back
-        assert len(json.loads(run(store, "prune", "--older-than", "7d", "--json").stdout)["files"]) == 6, there_and_back
-    assert "nothing to remove" in run(store, "prune", "--older-than", "99999d").stdout
+        assert json.loads(run(store, "prune --older-than 7d --json").stdout)["recent"] == 0, there_and_back
+        assert len(json.loads(run(store, "prune --older-than 7d --json").stdout)["files"]) == 6, there_and_back
+    assert "nothing to remove" in run(store, "prune --older-than 99999d").stdout
     sizes = [store.dump_path(r).stat().st_size for r in records]
-    run(store, "prune", "--keep", f"{sum(sizes[2:])}B", "--yes")
+    run(store, "prune --keep", f"{sum(sizes[2:])}B", "--yes")
     assert [r for r in records if store.dump_path(r).exists()] == records[2:]
-    assert "nothing to remove" in run(store, "prune", "--keep", "1GB").stdout
+    assert "nothing to remove" in run(store, "prune --keep 1GB").stdout
     cases.publish(store, cases.record(9, run="other"))
-    run(store, "prune", "--where", "run='other'", "--yes")
+    run(store, "prune --where", "run='other'", "--yes")
     assert [path.parts[-3] for path in store.iter_dumps()] == ["ppo-1"] * 4
 
 
@@ -186,14 +186,14 @@ def test_the_turns_of_a_run_go_with_its_last_dump(store, packed):
         (store.root / "turns" / name).mkdir(parents=True)
         (store.root / "turns" / name / "text.json").write_text("{}")
     if packed:
-        run(store, "pack", "--quiet")
-    run(store, "prune", "--where", f"run='other' and dump_id='{cases.record(2, run='other').dump_id}'", "--yes")
+        run(store, "pack --quiet")
+    run(store, "prune --where", f"run='other' and dump_id='{cases.record(2, run='other').dump_id}'", "--yes")
     assert (store.root / "turns" / "other").exists()
     notes = store.root / "turns" / "ppo-1" / "my-notes.md"
     notes.write_text("by hand")
-    run(store, "prune", "--where", "run='other'", "--yes")
+    run(store, "prune --where", "run='other'", "--yes")
     assert [path.name for path in (store.root / "turns").iterdir()] == ["ppo-1"]
-    run(store, "prune", "--where", "run='ppo-1'", "--yes")
+    run(store, "prune --where", "run='ppo-1'", "--yes")
     assert [*(store.root / "turns").rglob("*")] == [notes.parent, notes], "what it did not make stays"
 
 
@@ -203,7 +203,7 @@ def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store, 
     outside = tmp_path / "outside"
     store.dump_folder("ppo-1", 2).rename(outside)
     store.dump_folder("ppo-1", 2).symlink_to(outside)
-    answer = json.loads(run(store, "prune", "--where", "rank > 0", "--yes", "--json", code=1).stdout)
+    answer = json.loads(run(store, "prune --where", "rank > 0", "--yes", "--json", code=1).stdout)
     assert len(list(outside.iterdir())) == 2
     assert (len(answer["files"]), len(answer["failed"])) == (4, 2) and all("leads out" in why for _, why in answer["failed"])
 
@@ -237,14 +237,14 @@ def test_prune_damaged_takes_only_what_is_broken(store, monkeypatch):
         return really(name, *place)
 
     monkeypatch.setattr(headers, "read_one", refused)
-    result = run(store, "index", "--quiet")
+    result = run(store, "index --quiet")
     assert [line.partition(":")[0] for line in result.stdout.splitlines()[1:]].count("damaged") == 2
     assert result.stdout.count("not usable: ") == 3
     catalog = query.open_fresh(store)
     mended.write_bytes(good)
     plan = prune.plan_prune(catalog, damaged=True)
     assert [item.path for item in plan.files] == [store.relative(junk)]
-    answer = json.loads(run(store, "prune", "--damaged", "--yes", "--json").stdout)
+    answer = json.loads(run(store, "prune --damaged --yes --json").stdout)
     assert [item["path"] for item in answer["files"]] == [store.relative(junk)] and not junk.exists()
     assert all(path.exists() for path in (newer, misplaced, mended, locked))
 
@@ -295,5 +295,5 @@ def test_a_bad_byte_anywhere_in_the_catalog_is_named_with_the_rebuild_that_mends
         except CatalogProblem as error:
             assert "`actordbg index --rebuild`" in error.hint, (place, bits, error)
             named.add(place)
-            assert "2 dumps in the catalog" in run(store, "index", "--rebuild", "--quiet").stdout
+            assert "2 dumps in the catalog" in run(store, "index --rebuild --quiet").stdout
     assert len(named) > len(places) // 2

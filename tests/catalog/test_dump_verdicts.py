@@ -1,13 +1,10 @@
 """The last verdict of a dump: one fold over everything that judged it, and every list reads that one."""
 
-from __future__ import annotations
-
-import json
 import re
 
 import pytest
 from casefiles import cases_of
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from replaycases import publish
 
@@ -90,24 +87,24 @@ def verdicts_of(store):
 
 def test_every_list_and_filter_reads_the_last_verdict(judged):
     expected = [(verdict, broken) for _, verdict, broken in WAYS.values()] + [(None, None)]
-    listed = json.loads(invoke(judged, "dump", "ls", "--order", "time", "--json").stdout)
+    listed = in_json(judged, "dump ls --order time")
     assert [(row["verdict"], row["broken"]) for row in listed] == expected == verdicts_of(judged)
-    text = invoke(judged, "dump", "ls", "--order", "time").stdout
+    text = invoke(judged, "dump ls --order time").stdout
     for row, (verdict, broken) in zip(listed, expected, strict=True):
         (line,) = [line for line in text.splitlines() if row["dump_id"].rpartition("-")[2] in line and "next" not in line]
         assert "passed" not in line and all(word in line for word in (verdict, broken) if word)
-        assert (verdict or "-") in invoke(judged, "dump", "show", row["dump_id"]).stdout
+        assert (verdict or "-") in invoke(judged, "dump show", row["dump_id"]).stdout
     for word in ("RIGHT", "WRONG", "FAILED", "NOT CHECKED"):
         many = [verdict for verdict, _ in expected].count(word)
-        assert invoke(judged, "dump", "ls", "--where", f"verdict='{word}'", "--json").stdout.count('"dump_id"') == many > 0
+        assert invoke(judged, "dump ls --where", f"verdict='{word}'", "--json").stdout.count('"dump_id"') == many > 0
         page = dumps_page(judged, {"verdict": word})
         assert page.count(f">{word}") >= many and "passed" not in re.sub(
             r"<style.*?</style>|<script.*?</script>", "", page, flags=re.S
         )
     bad = [row["dump_id"] for row in listed if row["verdict"] in ("WRONG", "FAILED")]
-    again = json.loads(invoke(judged, "replay", "--lf", "--dry-run", "--json").stdout)
+    again = in_json(judged, "replay --lf --dry-run")
     assert sorted(name for share in again["shares"] for name in share["dumps"]) == sorted(bad)
-    assert json.loads(invoke(judged, "status", "--json").stdout)["holds"]["bad"] == len(bad)
+    assert in_json(judged, "status")["holds"]["bad"] == len(bad)
 
 
 def test_verdicts_are_derived_from_the_files_alone(judged):

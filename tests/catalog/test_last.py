@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from commandline import invoke
 from comparecases import given, write_replay
-from typer.testing import CliRunner
 
 from actordbg.api import checks
 from actordbg.catalog.query import newest_configuration
-from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, Journal
@@ -48,7 +47,7 @@ def test_last_is_ones_own_replay_and_no_cell(shared):
 
 def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(shared, monkeypatch):
     def actordbg(*words):
-        return " ".join(CliRunner().invoke(app, ["--store", str(shared.root), *words]).output.split())
+        return " ".join(invoke(shared, *words).output.split())
 
     def interrupted(store, spec, *_, **__):
         make_folder(store.replays / spec.replay_id)
@@ -68,7 +67,7 @@ def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(
 
 
 def test_compare_says_which_one_it_took(shared):
-    result = CliRunner().invoke(app, ["--store", str(shared.root), "compare", "last", "20250619T050000-000001"])
+    result = invoke(shared, "compare last 20250619T050000-000001")
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "last is 20250619T050000-000002: TOY MODEL (tiny) fp32 sdpa" in said and "actordbg replay --packing" in said

@@ -4,8 +4,6 @@ ones.
 All commands run in a process of its own (`many_commands`) with a limit of memory, which is killed if it hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -67,12 +65,22 @@ ODD = {
     "no UTF-8": strange(b"\xff\xfe"),
     "a line and an escape": strange(b"a\nb\x1b[31m"),
 }
-COMMANDS = (
-    "index", "index --rebuild", "dump ls --limit 50", "dump show last", "dump verify", "dump export DUMP --out OUT",
-    "dump prune --where rank=9 --yes --allow-empty", "dump pack --where rank=1", "dump unpack --where rank=1", "replay "
-    "--dry-run", "report all",
-    "compare r-02 r-01", "dump status", "dump status --all", "doctor --quick", "store fsck",
-)  # fmt: skip
+COMMANDS = """index
+index --rebuild
+dump ls --limit 50
+dump show last
+dump verify
+dump export DUMP --out OUT
+dump prune --where rank=9 --yes --allow-empty
+dump pack --where rank=1
+dump unpack --where rank=1
+replay --dry-run
+report all
+compare r-02 r-01
+dump status
+dump status --all
+doctor --quick
+store fsck""".splitlines()
 
 
 @pytest.fixture(scope="module")

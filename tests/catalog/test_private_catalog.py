@@ -61,24 +61,35 @@ def tree(root):
 
 
 READING = [
-    ["dump", "ls", "--where", "seq_len>4"],
-    ["dump", "show", "last"],
-    ["dump", "verify", "-q"],
-    ["dump", "status"],
-    ["dump", "export", "--where", "rank=0", "--out", "exported", "-q"],
-    ["index", "-q"],
-    ["report", "last"],
-    ["compare", "20250701T000000-aaaa12", "20250701T000000-aaaa11", "-q"],
-    ["replay", "--dry-run"],
-    ["matrix", "--dry-run"],
-    ["dump", "prune", "--where", "rank=0"],
-    ["replay", "--laws", "--dry-run"],
-    ["store", "fsck"],
+    line.split()
+    for line in """dump ls --where seq_len>4
+dump show last
+dump verify -q
+dump status
+dump export --where rank=0 --out exported -q
+index -q
+report last
+compare 20250701T000000-aaaa12 20250701T000000-aaaa11 -q
+replay --dry-run
+matrix --dry-run
+dump prune --where rank=0
+replay --laws --dry-run
+store fsck""".splitlines()
 ]
 WRITING = [
-    ["replay"], ["noise"], ["matrix"], ["dump", "pack"], ["dump", "unpack", "--all"], ["dump", "prune", "--where", "rank=0", "--yes"],
-    ["dump", "create"], ["dump", "recover"], ["replay", "--laws"], ["store", "fsck", "--repair"], ["compare", "20250701T000000-aaaa12", "truth"],
-]  # fmt: skip
+    line.split()
+    for line in """replay
+noise
+matrix
+dump pack
+dump unpack --all
+dump prune --where rank=0 --yes
+dump create
+dump recover
+replay --laws
+store fsck --repair
+compare 20250701T000000-aaaa12 truth""".splitlines()
+]
 
 
 def check_reading(answers):

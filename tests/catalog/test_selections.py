@@ -4,6 +4,7 @@ import json
 
 import catalogcases as cases
 import pytest
+from commandline import tried
 from typer.testing import CliRunner
 
 from actordbg.base.errors import NothingToDo
@@ -73,7 +74,7 @@ def test_selections_by_name(twelve):
 
 
 def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve):
-    done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--where", "rank=99", "--longest", "3"])
+    done = tried(twelve, "replay --where rank=99 --longest 3")
     assert isinstance(done.exception, NothingToDo)
     assert "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3" in done.exception.message
 
@@ -100,7 +101,7 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path):
     [(("--lf",), 1), (("--diverse", "4", "--where", "rank<2"), 4)],
 )
 def test_a_replay_takes_a_selection_by_name(twelve, options, inputs):
-    done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--dry-run", "--json", *options])
+    done = tried(twelve, "replay --dry-run --json", *options)
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["selected"] == inputs
 

@@ -1,7 +1,5 @@
 """Causes fitted to arrays: distributions drawn at random, whose log-probs under a cause are computed here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

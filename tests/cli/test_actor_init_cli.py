@@ -12,7 +12,7 @@ pytestmark = pytest.mark.forked
 
 
 def init(folder, *words, code=0):
-    done = invoke(Store(folder / "store"), "actor", "init", *words, "--json")
+    done = invoke(Store(folder / "store"), "actor init", *words, "--json")
     assert done.exit_code == code, done.stdout
     return json.loads(done.stdout) | {"notes": done.stderr}
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commandline import program, typed
+from commandline import program, tried, typed
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
@@ -28,8 +28,8 @@ def sixty(tmp_path_factory):
     return store
 
 
-def run(store, *words):
-    result = CliRunner().invoke(app, ["--store", str(store.root), *words])
+def run(store, line, *words):
+    result = tried(store, line, *words)
     known = result.exception if isinstance(result.exception, ActordbgError) else None
     return known.exit_code if known else result.exit_code, result.stdout, known.message if known else result.stderr
 
@@ -52,7 +52,7 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
 @pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
 def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
     store = sixty if typed else Store(tmp_path / "store").create()
-    nothing = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--dry-run", *typed]).exception
+    nothing = tried(store, "replay --dry-run", *typed).exception
     assert isinstance(nothing, NothingToDo) and nothing.hint is not None
     assert advice in nothing.hint and "select dumps with --where" not in nothing.hint
 
@@ -72,26 +72,26 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(sixty, tmp_path, line
 
 
 def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
-    assert len(json.loads(run(sixty, "dump", "ls", "--json")[1])) == 60
-    assert len(json.loads(run(sixty, "dump", "ls", "--json", "--limit", "7")[1])) == 7
-    code, shown, note = run(sixty, "dump", "ls")
+    assert len(json.loads(run(sixty, "dump ls --json")[1])) == 60
+    assert len(json.loads(run(sixty, "dump ls --json --limit 7")[1])) == 7
+    code, shown, note = run(sixty, "dump ls")
     assert code == 0 and len(shown.splitlines()) == 51 and "10 more" in note  # headings and 50 rows
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("line", "code"),
     [
-        (("--store", "/nowhere", "replay", "--json"), "store"),
-        (("--store", "/etc/passwd", "dump", "ls", "--json"), "store"),
-        (("--store", "STORE", "dump", "ls", "--where", "nonsense=1", "--json"), "where"),
-        (("--store", "STORE", "report", "no-such-replay", "--format", "json"), "usage"),
-        (("--store", "STORE", "matrix", "--where", "seq_len>9999", "--json"), "nothing"),
-        (("--store", "STORE", "train-check", "--where", "seq_len>9999", "--json"), "nothing"),
-        (("dump", "ls", "--jsn", "--json"), "usage"),
+        ("--store /nowhere replay --json", "store"),
+        ("--store /etc/passwd dump ls --json", "store"),
+        ("--store STORE dump ls --where nonsense=1 --json", "where"),
+        ("--store STORE report no-such-replay --format json", "usage"),
+        ("--store STORE matrix --where seq_len>9999 --json", "nothing"),
+        ("--store STORE train-check --where seq_len>9999 --json", "nothing"),
+        ("dump ls --jsn --json", "usage"),
     ],
 )
-def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty, words, code):
-    done = typed(*(str(sixty.root) if word == "STORE" else word for word in words))
+def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty, line, code):
+    done = typed(line.replace("STORE", str(sixty.root)))
     error = json.loads(done.stdout)["error"]
     assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
     assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]
@@ -116,7 +116,7 @@ def test_a_store_may_be_named_behind_the_command_and_once(sixty):
 def test_a_failed_import_leaves_no_store(tmp_path):
     (tmp_path / "bad.pkl").write_bytes(b"no pickle at all")
     store = Store(tmp_path / "store")
-    assert run(store, "dump", "import", str(tmp_path / "bad.pkl"))[0] == 1
+    assert run(store, "dump import", str(tmp_path / "bad.pkl"))[0] == 1
     assert not store.root.exists()
 
 

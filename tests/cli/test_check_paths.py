@@ -29,15 +29,15 @@ def planned(monkeypatch, tmp_path):
 def test_whatever_one_has_is_checked_with_one_command(tmp_path, planned):
     ours = Store(tmp_path / "store")
     old_pickle(tmp_path / "input_dumps")
-    invoke(ours, "check", "input_dumps")
+    invoke(ours, "check input_dumps")
     create_dumps(ours, 2, batch_size=1, seq_len=24, vocab_size=64, seed=1)
-    invoke(ours, "check", "input_dumps")  # imported before, and alone among the others
+    invoke(ours, "check input_dumps")  # imported before, and alone among the others
     other = Store(tmp_path / "other")
     create_dumps(other, 3, batch_size=1, seq_len=24, vocab_size=64, seed=2)
-    invoke(ours, "check", "other")
+    invoke(ours, "check other")
     invoke(ours, "check", str(next(iter(other.iter_dumps()))))
     written("prime-rl", tmp_path)
-    invoke(ours, "check", "out")  # two forwards of eight rows; their losses are not replayed
+    invoke(ours, "check out")  # two forwards of eight rows; their losses are not replayed
     assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1), (ours.root, 2)]
 
 
@@ -45,10 +45,10 @@ def test_more_dumps_than_a_condition_can_name_are_selected_by_their_time(tmp_pat
     monkeypatch.setattr(run_files, "MOST_NAMED", 1)
     ours = Store(tmp_path / "store")
     old_pickle(tmp_path / "input_dumps")
-    invoke(ours, "check", "input_dumps")
+    invoke(ours, "check input_dumps")
     create_dumps(ours, 2, batch_size=1, seq_len=24, vocab_size=64, seed=1)
     written("prime-rl", tmp_path)
-    invoke(ours, "check", "out")
+    invoke(ours, "check out")
     assert planned == [(ours.root, 1), (ours.root, 2)]
 
 

@@ -52,21 +52,54 @@ def colorless(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-COMMANDS = [
-    "dump ls", "dump ls --json", "dump ls --limit 1", "dump show 20250619", "dump show 20250619T052608 --values", "dump show "
-    "20250619T052608 --json",
-    "dump status", "dump status --all", "dump status --json", "dump verify --quiet", "dump prune --damaged", "dump prune "
-    "--older-than 1d", "dump pack --quiet",
-    "dump export 20250619T052608.430740Z-000000 --out {out} --quiet", "dump recover", "index --quiet", "index --rebuild "
-    "--quiet", "index --json", "status --target {evil}",
-    "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report "
-    "nothing",
-    "compare evil-01 evil-02 --quiet", "compare evil-01 evil-02 --quiet --format md", "compare evil-01 evil-02 --quiet --json",
-    "compare last truth --noise --quiet", "compare evil-01 golden --quiet",
-    "matrix --resume matrix-1 --quiet", "replay --where {where} --dry-run", "replay --dry-run", "replay --resume evil-01 --dry-run", "replay --resume {evil}",
-    "replay --input-file {evil} --dry-run", "check --where {where}", "check --junit {evil}", "dump import {evil} --quiet", "dump ls --where {where}", "dump {evil}", "report --{evil}", "dump ls --order {evil}",
-    "dump enable --run {evil}", "dump disable --run {evil}", "--store {evil} dump ls", "--store {evil} dump status", "dump create --run {evil} --quiet",
-]  # fmt: skip
+COMMANDS = """dump ls
+dump ls --json
+dump ls --limit 1
+dump show 20250619
+dump show 20250619T052608 --values
+dump show 20250619T052608 --json
+dump status
+dump status --all
+dump status --json
+dump verify --quiet
+dump prune --damaged
+dump prune --older-than 1d
+dump pack --quiet
+dump export 20250619T052608.430740Z-000000 --out {out} --quiet
+dump recover
+index --quiet
+index --rebuild --quiet
+index --json
+status --target {evil}
+report
+report --all
+report evil-01 evil-02 --format md
+report evil-01 --format csv
+report --json
+report nothing
+compare evil-01 evil-02 --quiet
+compare evil-01 evil-02 --quiet --format md
+compare evil-01 evil-02 --quiet --json
+compare last truth --noise --quiet
+compare evil-01 golden --quiet
+matrix --resume matrix-1 --quiet
+replay --where {where} --dry-run
+replay --dry-run
+replay --resume evil-01 --dry-run
+replay --resume {evil}
+replay --input-file {evil} --dry-run
+check --where {where}
+check --junit {evil}
+dump import {evil} --quiet
+dump ls --where {where}
+dump {evil}
+report --{evil}
+dump ls --order {evil}
+dump enable --run {evil}
+dump disable --run {evil}
+--store {evil} dump ls
+--store {evil} dump status
+dump create --run {evil} --quiet""".splitlines()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ import sys
 
 import commandline
 import pytest
-from commandline import invoke
+from commandline import in_json, invoke
 from typer.testing import CliRunner
 
 from actordbg.api.store_commands import StoreCommands
@@ -81,16 +81,16 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(store):
 
 @pytest.mark.parametrize(("name", "beginning"), [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
 def test_output_is_written_as_the_suffix_says(store, tmp_path, name, beginning):
-    invoke(store, "dump", "create", "--count", 60, "--seq-len", 8)
-    invoke(store, "dump", "ls", "-o", tmp_path / name, "-o", tmp_path / "again.json")
+    invoke(store, "dump create --count", 60, "--seq-len", 8)
+    invoke(store, "dump ls -o", tmp_path / name, "-o", tmp_path / "again.json")
     text = (tmp_path / name).read_text()
     assert text.startswith(beginning) and text.count("Z-0000") >= 60
     with pytest.raises(UsageError, match=r"cannot write \.html"):
-        invoke(store, "dump", "ls", "-o", tmp_path / "rows.html")
+        invoke(store, "dump ls -o", tmp_path / "rows.html")
 
 
 def test_print_config_writes_a_file_that_gives_the_same_plan(store, tmp_path):
-    invoke(store, "dump", "create", "--count", 4, "--ranks", 2, "--seq-len", 8)
+    invoke(store, "dump create --count", 4, "--ranks", 2, "--seq-len", 8)
     requested = [
         "--where",
         "rank=0",
@@ -110,23 +110,23 @@ def test_print_config_writes_a_file_that_gives_the_same_plan(store, tmp_path):
     (tmp_path / "a.toml").write_text(toml)
     (tmp_path / "a.yaml").write_text(toml.replace("[inputs]", "inputs:").replace("[replay]", "replay:").replace("\n\n", "\n"))
     (tmp_path / "a.yaml").write_text(re.sub(r"(?m)^([\w-]+) = ", r"  \1: ", (tmp_path / "a.yaml").read_text()))
-    plan = json.loads(invoke(store, "replay", *requested, "--dry-run", "--json").stdout)
+    plan = in_json(store, "replay", *requested, "--dry-run")
     for name in ("a.toml", "a.yaml"):
         config = ["replay", "--config", str(tmp_path / name)]
         assert invoke(store, *config, "--print-config").stdout == toml
-        assert json.loads(invoke(store, *config, "--dry-run", "--json").stdout) == plan
+        assert in_json(store, *config, "--dry-run") == plan
         wins = invoke(store, *config, "--max-inputs", "1", "--dtype", "fp32", "--print-config", "--json").stdout
         assert (read := json.loads(wins))["inputs"]["max-inputs"] == 1 and read["replay"]["dtype"] == "fp32"
-    plain = json.loads(invoke(store, *config, "--backend", "plain", "--print-config", "--json").stdout)["replay"]
+    plain = in_json(store, *config, "--backend", "plain", "--print-config")["replay"]
     assert "zero-stage" not in plain, "a setting of another backend"
 
 
 def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from_it(store, tmp_path, monkeypatch):
-    invoke(store, "dump", "create", "--count", 2, "--seq-len", 8)
+    invoke(store, "dump create --count", 2, "--seq-len", 8)
     config = tmp_path / "c.toml"
     config.write_text('[replay]\ndtype = "fp32"\nattn = ["sdpa", "eager"]\npacking = [false]\ncompile = false\n')
     monkeypatch.setenv("ACTORDBG_REPLAY_SEED", "7")
-    done = json.loads(invoke(store, "matrix", "--config", config, "--dtype", "bf16", "--dry-run", "--json").stdout)
+    done = in_json(store, "matrix --config", config, "--dtype", "bf16", "--dry-run")
     assert [(cell["config"]["dtype"], cell["config"]["attn"], cell["config"]["seed"]) for cell in done["cells"]] == [
         ("bf16", "sdpa", 7), ("bf16", "eager", 7)
     ]  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from
     ):
         config.write_text(text)
         with pytest.raises(UsageError, match=why):
-            invoke(store, "replay", "--config", config)
+            invoke(store, "replay --config", config)
 
 
 def test_settings_that_make_no_sense_together_are_refused_with_a_hint(store):

@@ -3,14 +3,13 @@
 A replay is made up: its results follow from its configuration and from a fault that is planted there, or not.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 
 import docpages
 import pytest
 from amounts import WHOLE
+from commandline import invoke
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle
@@ -107,7 +106,7 @@ def walk(store, first):
         assert code in ((0, 1, 5) if following == first else (0, 1)), (walked, done.output, done.exception)
         answer = json.loads(done.stdout) if done.stdout else {}
         if isinstance(answer, list):  # rows: their text names the command
-            done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+            done = invoke(store, *words)
             answer = {"next": done.stderr.rpartition("next: ")[2].strip() if "next: " in done.stderr else ""}
         following = answer.get("next", "")
     for words in docpages.invocations(following):
@@ -176,7 +175,7 @@ def test_from_old_pickles_and_from_a_bundle(tmp_path, planted, monkeypatch):
     walked = walk(store, "actordbg dump import pickles")
     assert len(walked) > 3, walked
     for words in (["bundle", "last", "-o", "case.tar.zst"], ["bundle", "--where", "rank=0", "-o", "dumps.tar.zst"]):
-        assert CliRunner().invoke(app, ["--store", str(store.root), *words]).exit_code == 0
+        assert invoke(store, *words).exit_code == 0
         name = words[-1].partition(".")[0]
         walked = walk(Store(tmp_path / f"store-{name}"), f"actordbg dump import {words[-1]}")
         assert len(walked) > 2, walked

@@ -1,9 +1,7 @@
 """`status` says how the store stands and what each line asks for; `doctor` begins with what is wrong."""
 
-import json
-
 import pytest
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from replaycases import publish
 
@@ -30,10 +28,10 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store, monkeypatch):
         "bad         1 dump whose last verdict is WRONG or FAILED: `actordbg replay --lf`", "not yet     1 dump never replayed",
     ):  # fmt: skip
         assert line in said, said
-    held = json.loads(invoke(store, "status", "--json").stdout)
+    held = in_json(store, "status")
     assert (held["state"], held["holds"]["dumps"], held["holds"]["bad"], held["holds"]["last"]) == (None, 3, 1, "r-01")
     with pytest.raises(EnvironmentProblem):
-        invoke(store, "status", "--python", "/nope")
+        invoke(store, "status --python /nope")
 
 
 @pytest.mark.parametrize(

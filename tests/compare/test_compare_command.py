@@ -33,8 +33,8 @@ def replayed(store):
     return store
 
 
-def compared(store, *arguments):
-    return invoke(store, "compare", *arguments)
+def compared(store, line, *words):
+    return invoke(store, f"compare {line}", *words)
 
 
 def kept(store):
@@ -42,7 +42,7 @@ def kept(store):
 
 
 def test_a_mismatch_in_words_first_and_within_80_columns(replayed):
-    result = compared(replayed, "r-02", "r-01", "--limit", "4")
+    result = compared(replayed, "r-02 r-01 --limit 4")
     assert result.exit_code == 1
     verdict, *lines = result.stdout.splitlines()
     assert verdict == "WRONG (TOY MODEL): the two replays give different results for the same inputs, in dump 0000000b"
@@ -58,15 +58,15 @@ def test_a_replay_without_tensors_is_refused_before_a_truth_is_computed(store, m
     write_replay(store, "r-01", INPUTS[:2], change=lambda *_: None, keep_tensors=False)
     monkeypatch.setattr("actordbg.api.comparing.find_truth", lambda *_: pytest.fail("looked for a truth"))
     with pytest.raises(Unsupported, match="kept no tensors"):
-        compared(store, "r-01", "truth")
+        compared(store, "r-01 truth")
 
 
 def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed):
-    match = compared(replayed, "last", "r-01")
+    match = compared(replayed, "last r-01")
     assert match.exit_code == 0 and match.stdout.startswith("NOT CHECKED (TOY MODEL): ")
     assert "Worst" not in match.stdout and "Not compared" not in match.stdout
-    assert compared(replayed, "r-02", "r-01").exit_code == 1
-    nothing = compared(replayed, "r-01", "recorded")
+    assert compared(replayed, "r-02 r-01").exit_code == 1
+    nothing = compared(replayed, "r-01 recorded")
     assert nothing.exit_code == 1 and nothing.stdout.startswith("NOT CHECKED (TOY MODEL): ")
     assert "tiny model is not the run's" in nothing.stdout
     assert {(row.replay_id, row.against, row.verdict) for row in query.comparisons(replayed)} == {
@@ -77,17 +77,17 @@ def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed
 
 def test_thresholds_by_flag(replayed):
     loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1", "--parameter-distance", "1"]
-    result = compared(replayed, "r-02", "r-01", *loose)
+    result = compared(replayed, "r-02 r-01", *loose)
     assert result.exit_code == 0, result.stdout
     assert "max_abs, p99_abs, mean_abs, gradient_distance" not in result.stdout
     assert "gradient_distance, max_abs, mean_abs, p99_abs, parameter_distance from flags" in " ".join(result.stdout.split())
-    result = compared(replayed, "r-02", "r-01", *loose[:6], "--gradient-distance", "0.25", "--parameter-distance", "1")
+    result = compared(replayed, "r-02 r-01", *loose[:6], "--gradient-distance", "0.25", "--parameter-distance", "1")
     assert result.exit_code == 1
     assert "gradient_distance 0.5 is above 0.25" in " ".join(result.stdout.split())
 
 
 def test_json_is_the_record_and_markdown_a_page(replayed):
-    result = compared(replayed, "r-02", "r-01", "--json", "--quiet")
+    result = compared(replayed, "r-02 r-01 --json --quiet")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     record = kept(replayed)[-1]
@@ -98,11 +98,11 @@ def test_json_is_the_record_and_markdown_a_page(replayed):
     )
     assert found["dumps"][0]["log_probs"]["max_abs"] == record.dumps[0].log_probs.max_abs  # type: ignore[union-attr]
     assert len(found["dumps"]) == 12
-    page = compared(replayed, "r-02", "r-01", "--format", "md").stdout
+    page = compared(replayed, "r-02 r-01 --format md").stdout
     assert page.startswith("**WRONG (TOY MODEL):** the two replays give different results for the same inputs")
     assert "| dump | S | verdict |" in page
     with pytest.raises(UsageError, match="conflicts with"):
-        compared(replayed, "r-02", "r-01", "--json", "--format", "md")
+        compared(replayed, "r-02 r-01 --json --format md")
 
 
 @pytest.mark.parametrize("words", ["r-01 r-01", "r-02 r-01 --max-abs -1", "r-02 r-01 --noise n-01"])
@@ -114,11 +114,11 @@ def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed, words
 
 
 def test_the_report_of_a_replay_shows_its_comparisons(replayed):
-    compared(replayed, "r-02", "r-01")
-    compared(replayed, "r-02", "golden")
+    compared(replayed, "r-02 r-01")
+    compared(replayed, "r-02 golden")
 
     def report(*arguments):
-        return invoke(replayed, "report", "r-02", *arguments).stdout
+        return invoke(replayed, "report r-02", *arguments).stdout
 
     text = report()
     assert "Compared\n" in text and max(map(len, text.splitlines()[1:])) <= 80
@@ -133,7 +133,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed):
         ("golden", "not-compared", None),
         ("r-01", "mismatch", INPUTS[11].dump_id),
     ]
-    assert "Compared\n" not in invoke(replayed, "report", "r-03").stdout
+    assert "Compared\n" not in invoke(replayed, "report r-03").stdout
 
 
 ONE, TWO = "20250619T050000-000001", "20250619T050100-000002"

@@ -3,8 +3,6 @@
 The server is a stand-in with transformers behind it (`tests/support/scoring_server.py`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from amounts import first_or_all
-from commandline import invoke
+from commandline import in_json, invoke
 from lawcases import dump_of, model_of
 from scoring_server import ScoringServer, scores_of, serving
 
@@ -41,7 +39,7 @@ class Served:
 
     def explain(self, server, *more):
         self.replay(server)
-        return dict(json.loads(invoke(self.store, "explain", "last", "--json", *more).stdout))
+        return dict(in_json(self.store, "explain last", *more))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_a_right_server_is_right_in_every_way_and_against_the_truth(served, scor
     told = served.explain(ScoringServer(scores, kind))
     assert told["good"] and told["wrong"] == [] and set(told["ways"]) == {"alone", "together", "twice", "cached", "reset"}
     assert f"{kind} 0.0.stand-in" in told["sentence"] and not told["not_checked"]
-    compared = json.loads(invoke(served.store, "compare", "last", "truth", "--json").stdout)
+    compared = in_json(served.store, "compare last truth")
     assert compared["verdict"] == "RIGHT"
 
 
@@ -107,9 +105,9 @@ def test_what_a_server_cannot_do_is_refused_before_anything_runs(served, scores)
     with pytest.raises(UsageError, match="does not serve"):
         served.replay(ScoringServer(scores), "--served-model", "other")
     with pytest.raises(UsageError, match="needs a server"):
-        invoke(served.store, "replay", "--backend", "endpoint", "--model", served.model)
+        invoke(served.store, "replay --backend endpoint --model", served.model)
     with pytest.raises(Unsupported, match="tiny"), serving(ScoringServer(scores)) as url:
-        invoke(served.store, "replay", "--backend", "endpoint", "--url", url)
+        invoke(served.store, "replay --backend endpoint --url", url)
 
 
 def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served, scores):

@@ -1,7 +1,5 @@
 """Comparing replays dump by dump: what is compared, what is not and why, gradients, the truth, the noise, and memory."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

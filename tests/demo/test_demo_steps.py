@@ -3,8 +3,6 @@
 The demo at the end is slow and real: it trains with OpenRLHF, replays what was recorded, unpatches and checks.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """doctor: what it finds in environments where something is missing, broken, hanging, or as it should be."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

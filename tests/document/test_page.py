@@ -1,7 +1,5 @@
 """A report as one HTML file: whole, small, quiet, and with nothing in it that somebody else could make run."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Bundles: what comes out is what went in, ids can be permuted, and an archive from somebody else is not trusted."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from commandline import tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -81,7 +80,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_
     atomic_write(folder / "spec.json", json.dumps(spec).encode())
     if "bundle" in way:
         (folder / ".spec.json.from").write_text("case.tar.zst")
-    done = CliRunner().invoke(app, ["--store", str(store.root), "bundle", MINE, "-o", str(tmp_path / "out.tar.zst")])
+    done = tried(store, "bundle", MINE, "-o", str(tmp_path / "out.tar.zst"))
     assert (done.exit_code == 0) == (way == "/") == (tmp_path / "out.tar.zst").exists(), "one's own --input-file may be anywhere"
     assert way == "/" or isinstance(done.exception, ActordbgError | OSError), done.output
 
@@ -97,7 +96,7 @@ def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path)
     record = json.loads(file.read_text()) | {field: "../../private", "verdict": "mismatch"}
     file.write_text(json.dumps(record))
     before = sorted(tmp_path.rglob("*"))
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words, file.stem])
+    done = tried(store, *words, file.stem)
     assert isinstance(done.exception, CorruptDump) and f"its {field} is '../../private'" in done.exception.message
     assert sorted(path for path in tmp_path.rglob("*") if store.root not in path.parents) == [
         path for path in before if store.root not in path.parents

@@ -65,11 +65,11 @@ def test_numbers_that_make_no_sense_are_usage_errors(tmp_path, wrong):
 
 def test_the_command_makes_dumps_names_them_and_says_how_to_see_them(tmp_path):
     store = Store(tmp_path / "s")
-    done = invoke(store, "dump", "create", "--count", 2, "--ranks", 2, "--seq-len", 64, "--json")
+    done = invoke(store, "dump create --count", 2, "--ranks", 2, "--seq-len", 64, "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["created"], answer["run"]) == (0, 4, "created")
     assert sorted(answer["dump_ids"]) == sorted(map(dump_id_of, store.iter_dumps()))
-    done = invoke(store, "dump", "create")
+    done = invoke(store, "dump create")
     assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stderr
 
 

@@ -75,7 +75,7 @@ def test_the_command_exports_what_a_query_selects(store, made, tmp_path):
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["x", "--where", "rank=0"]], ids=str)
 def test_the_command_refuses_what_it_cannot_know(store, made, tmp_path, words):
     with pytest.raises(UsageError):
-        invoke(store, "dump", "export", *words, "--out", tmp_path / "out", "--quiet")
+        invoke(store, "dump export", *words, "--out", tmp_path / "out", "--quiet")
     assert not (tmp_path / "out").exists()
 
 
@@ -91,7 +91,7 @@ def test_the_command_writes_nothing_when_one_file_exists(store, made, tmp_path):
 def test_damaged_dumps_are_named_take_no_name_and_the_others_are_exported(store, made, tmp_path):
     made[1].write_bytes(made[1].read_bytes()[:-7])
     made[2].write_bytes(made[0].read_bytes())
-    done = invoke(store, "dump", "export", *ids(made), "--out", tmp_path, "--quiet")
+    done = invoke(store, "dump export", *ids(made), "--out", tmp_path, "--quiet")
     assert done.exit_code == 1 and [path.stem for path in tmp_path.glob("*.safetensors")] == ids(made)[:1]
     assert "1 dump exported" in done.stdout and "damaged[corrupt-dump]" in done.stderr and made[1].name in done.stderr
     assert "is of dump" in done.stderr

@@ -286,4 +286,4 @@ def test_the_command_says_what_it_found_and_repairs_when_asked(store):
     assert (store.root / QUARANTINE / path).is_file()
     assert invoke(*words).exit_code == 0
     with pytest.raises(StoreProblem, match="no store"):
-        invoke(Store(store.dumps), "store", "fsck")
+        invoke(Store(store.dumps), "store fsck")

@@ -1,7 +1,5 @@
 """Files of a run may be anybody's: nothing in them runs, no claim of a size takes memory, and each is refused with its reason."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -13,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from commandline import invoke
+from commandline import in_json, invoke
 from runfiles import Packed, data_proto, written
 
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
@@ -222,7 +220,7 @@ def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path
     ):
         (tmp_path / "x").write_bytes(data)
         with pytest.raises(kind, match=why):
-            invoke(store, "lint", "x")
+            invoke(store, "lint x")
 
 
 def test_lint_of_a_stores_folder_is_that_of_the_store(store, tmp_path):
@@ -258,5 +256,5 @@ def test_a_finding_names_its_row_although_rows_before_it_were_left_out(tmp_path)
     rows = [{"tokens": [5, 6, 7], "logprobs": [-1, -1, worst]} for worst in (-1, -1, 2)]
     rows[1] = {"tokens": [5]}
     (tmp_path / "x").write_text("\n".join(map(json.dumps, rows)))
-    answer = json.loads(invoke(Store(tmp_path / "none"), "lint", str(tmp_path / "x"), "--json").stdout)
+    answer = in_json(Store(tmp_path / "none"), "lint", str(tmp_path / "x"))
     assert [finding["place"]["row"] for finding in answer["findings"]] == [2, 2]

@@ -1,7 +1,5 @@
 """The inert decoder reads what the old recorder wrote, exactly, and raises nothing but our errors on anything else."""
 
-from __future__ import annotations
-
 import collections
 import io
 import json

@@ -10,6 +10,7 @@ import pytest
 import runfiles
 from amounts import WHOLE
 from commandline import typed
+from recordedfields import linted
 from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
@@ -48,10 +49,6 @@ def imported(store, *paths, **options):
     return import_paths(store, paths, **options)
 
 
-def judged(store):
-    return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
-
-
 def rows_in(store, *, losses):
     """The rows of the forwards or of the losses, in the file's order."""
     calls = [RecordedCall.read(str(path)) for path in store.iter_dumps()]
@@ -84,7 +81,7 @@ def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name
         if name in REWARDED:
             expected = runfiles.normalized_rewards(rows)[rows.index(row)] if name.endswith("-train") else row.reward
             assert call.array("rewards")[at] == pytest.approx(expected, abs=1e-6)  # type: ignore[index]
-    findings = judged(store)
+    findings = linted(store)
     assert findings.found == [] and len(findings.held) >= (11 if name in LEARNED else 5)
     assert ("rewards" in {rule.name for rule in findings.held}) == (name in REWARDED)
 
@@ -112,7 +109,7 @@ PAIRS = [(fault, name) for fault, (_, _, names) in NAMED.items() for name in nam
 def test_a_fault_is_named_with_its_side(fault, name, store, tmp_path):
     law, side, _ = NAMED[fault]
     imported(store, written(name, tmp_path, fault)[0])
-    found = {(finding.rule.name, finding.of_side) for finding in judged(store).found}
+    found = {(finding.rule.name, finding.of_side) for finding in linted(store).found}
     assert (law, side) in found, found
 
 
@@ -153,7 +150,7 @@ def test_a_store_in_the_folder_is_not_read_as_a_trainers_files(tmp_path, monkeyp
     folder = tmp_path / "store/replays/20260101T000000-abcdef"
     folder.mkdir(parents=True)
     (folder / "rank0.jsonl").write_text('{"step": 1, "loss": 0.5, "grad_norm": null}\n' * 20)
-    answer = typed("lint", ".")
+    answer = typed("lint .")
     assert answer.returncode == 0 and "rank0.jsonl" not in answer.stdout, answer.stdout
     assert {path.name} == {each.name for each in find_files([tmp_path]) if each.suffix == path.suffix}
 
@@ -174,7 +171,7 @@ def test_what_a_file_lacks_is_said(store, tmp_path):
         "its folder has no STABLE: prime-rl had not finished this step",
         "1 row left out: row 16: it has fewer than two tokens",
     ]
-    lacks = {each.rule.name: each.by for each in judged(store).not_checked}
+    lacks = {each.rule.name: each.by for each in linted(store).not_checked}
     assert "rewards" in lacks and "ratio" in lacks and "policy losses" not in " ".join(lacks.values())
 
 
@@ -184,7 +181,7 @@ def test_rows_with_values_of_another_length_are_named(store, tmp_path):
     rows[7].mask.append(1)
     summary = imported(store, runfiles.slime_rollout(tmp_path, rows))
     assert any("row 7: its loss_mask has" in note for note in summary.notes), summary.notes
-    (finding,) = judged(store).found
+    (finding,) = linted(store).found
     assert finding.rule.name == "lengths" and "rollout_log_probs is [1, " in finding.said
 
 
@@ -199,7 +196,7 @@ def test_values_of_a_response_stand_at_the_actions_of_a_mask_of_all_tokens(store
     imported(store, tmp_path / "rows.jsonl")
     got = sorted(tuple(np.round(values_of(call, at, "log_probs"), 4).tolist()) for call, at in rows_in(store, losses=True))
     assert got == sorted(tuple(np.round(np.float32(row.log_probs), 4).tolist()) for row in rows)
-    assert judged(store).found == []
+    assert linted(store).found == []
 
 
 def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store, tmp_path):
@@ -213,7 +210,7 @@ def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store, tmp_pat
     lines[2] = lines[2].replace('"sample_loss_mask": [1.0]', '"sample_loss_mask": [0.0]')
     path.write_text("".join(lines))
     imported(store, path)
-    assert judged(store).found == []
+    assert linted(store).found == []
     (call, row) = list(rows_in(store, losses=True))[2]
     assert call.counts is not None and call.counts[row] == 0 and call.array("log_probs") is None
 
@@ -223,7 +220,7 @@ def test_equal_rows_of_a_rollout_may_be_of_a_greedy_evaluation(store, tmp_path):
     rows[1].prompt, rows[1].response = list(rows[0].prompt), [11] * 60
     rows[1].mask, rows[1].rollout = [1] * 60, [-0.9] * 60
     imported(store, runfiles.slime_rollout(tmp_path, [*rows, rows[1], rows[1]]))
-    assert judged(store).found == []
+    assert linted(store).found == []
 
 
 def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store, tmp_path):
@@ -236,7 +233,7 @@ def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store, tmp_path)
     )
     path.write_text("".join(lines))
     imported(store, path)
-    assert judged(store).found == []
+    assert linted(store).found == []
 
 
 def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store, tmp_path):
@@ -274,13 +271,13 @@ def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_c
     for row in rows:
         row.advantages = [max(-most, min(most, value)) for value in row.advantages]
     imported(store, runfiles.nemo_rl(tmp_path / "clipped", rows))
-    clipped = judged(store)
+    clipped = linted(store)
     assert clipped.found == [] and clipped["rewards"].looked_at
     for at, row in enumerate(rows):
         row.advantages = [0.1 * at - 0.7] * len(row.advantages)
     other = Store(tmp_path / "other")
     imported(other, runfiles.nemo_rl(tmp_path / "unknown", rows))
-    assert judged(other).found == [] and judged(other)["rewards"].lacks == "an estimator of advantages that is known"
+    assert linted(other).found == [] and linted(other)["rewards"].lacks == "an estimator of advantages that is known"
 
 
 def without_mask(rows):
@@ -383,7 +380,7 @@ def test_ranks_of_a_run_may_be_replicas_but_not_share_some_rows(of_second, named
         path = runfiles.prime_rl(tmp_path, of)
         path.with_name(f"rank_{rank}.jsonl").write_text(path.read_text().replace('"rank":1', f'"rank":{rank}'))
     imported(store, path.with_name("rank_0.jsonl"), path.with_name("rank_1.jsonl"))
-    said = [finding.said for finding in judged(store).found if finding.rule.name == "duplicates"]
+    said = [finding.said for finding in linted(store).found if finding.rule.name == "duplicates"]
     assert said == ["step 4: ranks 0 and 1 both train on 8 rows, and each on others besides"] * named
 
 
@@ -392,7 +389,7 @@ def test_ranks_that_slime_divided_rows_among_have_no_row_twice(store, tmp_path):
     rows[0].log_probs = [value - 9 for value in rows[0].log_probs]
     rows[1] = rows[0]
     imported(store, runfiles.slime_train(tmp_path, rows))
-    assert "duplicates" in {finding.rule.name for finding in judged(store).found}
+    assert "duplicates" in {finding.rule.name for finding in linted(store).found}
 
 
 def test_many_rows_of_a_file_become_one_pack_and_a_disk_that_fails_leaves_nothing_of_it(store, tmp_path, monkeypatch):
@@ -409,5 +406,5 @@ def test_many_rows_of_a_file_become_one_pack_and_a_disk_that_fails_leaves_nothin
         imported(other, path)
     assert len(list(other.iter_dumps())) == 64
     assert len(lint(store.root, [str(place.relative_to(store.root)) for place in places_of(store)]).held) == len(
-        judged(other).held
+        linted(other).held
     )

@@ -1,7 +1,5 @@
 """The wrappers around ray.init and submit_job: what a process below `run` carries, is passed on, and does in a worker."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

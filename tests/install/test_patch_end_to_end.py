@@ -148,7 +148,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
         info / "METADATA": "Metadata-Version: 2.1\nName: loom-rl\nVersion: 0.1.6\n", info / "RECORD": "loom/models/actor.py,,\n",
     }.items():  # fmt: skip
         path.write_text(text)
-    told = invoke(store, "patch", "--target", str(file))
+    told = invoke(store, "patch --target", str(file))
     assert told.exit_code == 0 and "this is the Actor of loom (loom-rl 0.1.6), not OpenRLHF's" in told.output
 
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -167,7 +167,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     dumps = dumps_of(store)
     assert [{*dump.outputs} for dump in dumps] == [{"log_probs"}, {"action_log_probs", "entropy"}, {"action_log_probs"}]
     assert {dump.record.versions["loom-rl"] for dump in dumps} == {"0.1.6"}
-    listed = invoke(store, "dump", "ls", "--where", "trainer='loom'", "--json")
+    listed = invoke(store, "dump ls --where", "trainer='loom'", "--json")
     assert len(json.loads(listed.stdout)) == 3, listed.output
     session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), dtype="fp32"), dumps[0].record, tmp_path / "cache")
     for dump in dumps:

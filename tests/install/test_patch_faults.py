@@ -1,7 +1,5 @@
 """Every call of patch and unpatch fails, and then every call of the undoing as well: the file has one of two states, and is told of."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

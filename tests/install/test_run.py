@@ -9,13 +9,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from commandline import tried
 from roots import script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
-from typer.testing import CliRunner
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import read_control, write_control
-from actordbg.cli.app import app
 from actordbg.store import payload
 
 pytestmark = pytest.mark.forked
@@ -62,7 +61,7 @@ def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_chan
 def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_processes(store, tree):
     command = [sys.executable, "train.py"]
     for _ in range(2):
-        done = run_job(store, "--run", "a", "--every", "2", "--max-dumps", "2", "--json", *command, path=tree, cwd=tree, **FORKED)
+        done = run_job(store, "--run a --every 2 --max-dumps 2 --json", *command, path=tree, cwd=tree, **FORKED)
         answer = json.loads(done.stderr[done.stderr.index("{") :])
         assert answer["total"]["captured"] == 2 and answer["processes"][0]["sampled_out_by"] == {"every": 2, "max_dumps": 1}
         assert answer["switched_off"] is True and answer["exit_code"] == 0 and answer["command"] == command
@@ -70,7 +69,7 @@ def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_proce
 
 
 def test_exit_code_and_streams_are_the_jobs(store):
-    done = run_job(store, "sh", "-c", "echo out; echo err >&2; cat; exit 77")
+    done = run_job(store, "sh -c", "echo out; echo err >&2; cat; exit 77")
     assert (done.returncode, done.stdout) == (77, "out\n") and "err\n" in done.stderr
     assert (
         "actordbg saw no process call a recorded function" in done.stderr and len(list(store.controls.glob("run-2*.json"))) == 1
@@ -98,7 +97,7 @@ def test_an_interrupted_job_is_switched_off(store):
     ],
 )
 def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
-    done = CliRunner().invoke(app, ["--store", str(store.root), "run", *words])
+    done = tried(store, "run", *words)
     assert getattr(done.exception, "exit_code", done.exit_code) == code and said in f"{done.output} {done.exception}"
     assert not list(store.controls.glob("*.json"))
 
@@ -106,7 +105,7 @@ def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
 def test_a_job_that_cannot_start_leaves_its_switch_off(store, tmp_path):
     (tmp_path / "data").write_text("no program")
     (tmp_path / "data").chmod(0o755)
-    done = run_job(store, "--run", "a", str(tmp_path / "data"))
+    done = run_job(store, "--run a", str(tmp_path / "data"))
     assert done.returncode == 4 and "error[launch]: " in done.stderr and "Exec format error" in done.stderr
     assert not is_on(store)
 
@@ -114,10 +113,10 @@ def test_a_job_that_cannot_start_leaves_its_switch_off(store, tmp_path):
 def test_a_job_that_goes_on_elsewhere_stays_on(store, tmp_path):
     script(tmp_path / "ray", "")
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = run_job(store, "--run", "a", "--", "ray", "job", "submit", "--no-wait", "--", "python", "x.py", PATH=path)
+    done = run_job(store, "--run a -- ray job submit --no-wait -- python x.py", PATH=path)
     assert is_on(store) and "recording stays on for run a" in done.stderr
-    run_job(store, "--run", "b", "--leave-on", "--", "true")
-    run_job(store, "--run", "c", "--", "ray", "job", "submit", "--", "python", "x.py", PATH=path)
+    run_job(store, "--run b --leave-on -- true")
+    run_job(store, "--run c -- ray job submit -- python x.py", PATH=path)
     assert [is_on(store, name) for name in "bc"] == [True, False]
 
 
@@ -154,6 +153,6 @@ def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree, tm
 
 def test_processes_that_torchrun_starts_are_recorded_by_rank(store, tree):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = run_job(store, "--run", "a", "--", *torchrun, path=tree, cwd=tree, CALLS="3", **FORKED)
+    done = run_job(store, "--run a --", *torchrun, path=tree, cwd=tree, CALLS="3", **FORKED)
     assert done.returncode == 0, done.stderr
     assert records(store) == [("a", rank) for rank in range(2) for _ in range(3)]

@@ -139,14 +139,14 @@ def test_workers_of_a_cluster_are_recorded_and_whom_ray_ends_was_not_killed(stor
     (tree / "job.sh").write_text(f"set -e\n{submit} {driver}\n")
     if how == "local":
         words = f"{driver} local {temporary}".split()
-        done = run_job(store, "--run", "a", "--", *words, path=tree, TREE=users["TREE"], **QUIET)
+        done = run_job(store, "--run a --", *words, path=tree, TREE=users["TREE"], **QUIET)
     elif how == "inside":
         environment = clean_environment(**QUIET)
         words = f"{submit} {run_inside} {driver}".split()
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     else:
         words = f"{submit} {driver}".split() if how == "command" else ["bash", f"{tree}/job.sh"]
-        done = run_job(store, "--run", "a", "--", *words, **QUIET)
+        done = run_job(store, "--run a --", *words, **QUIET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
     assert how == "inside" or "actordbg: recovered 2 inputs of processes that died\n" in done.stderr

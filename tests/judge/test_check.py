@@ -8,14 +8,13 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from casefiles import cases_of
-from comparecases import given, publish_golden, write_replay
+from commandline import invoke, tried
+from comparecases import given, publish_golden, write_replay, write_truths
 from hostilestore import HOSTILE, forbidden
 from replaylines import write_replays
-from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
-from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.nested_values import RUN_ON
@@ -48,8 +47,8 @@ def a_cause(monkeypatch):
 def checked(store, truth=True, **replayed):
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")) if truth else ():
-        write_replay(store, name, INPUTS, truth=dtype)
+    if truth:
+        write_truths(store, INPUTS)
     found = run_check(store, load_spec(store, "r-01"))
     return found, found.verdict(of=257)
 
@@ -170,8 +169,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, log_p
     truth = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
     met = {"met_weights": {"same": [7], "other": {}, "unknown": 0}} if outputs == "known" else {}
     write_replay(store, "r-01", inputs, resolved=met, **truth)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, inputs, truth=dtype, **truth)
+    write_truths(store, inputs, **truth)
     answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
     assert answer.word == word and answer.said.startswith(said)
     dumps = {row.verdict for row in select_dumps(open_fresh(store), None)}
@@ -204,13 +202,13 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
     create_dumps(store, 2, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
-    said = CliRunner().invoke(app, ["--store", str(store.root), "check", "--quiet"]).exception
+    said = tried(store, "check --quiet").exception
     assert isinstance(said, MachineFault) and said.exit_code == 4
     replay_id = load_spec(store, "last").replay_id
     assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
     full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` continues"
-    done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
+    done = invoke(store, "replay --resume", replay_id, "--quiet")
     assert done.exit_code == 0 and "2 of 2 dumps passed" in done.stdout, done.output
 
 
@@ -218,7 +216,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(sto
 def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch):
     def actordbg(*words, code=0):
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])
-        done = CliRunner().invoke(app, ["--store", str(store.root), "check", *words])
+        done = tried(store, "check", *words)
         assert getattr(done.exception, "exit_code", done.exit_code) == code, done.output
         return done
 
@@ -241,7 +239,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == KINDS
     assert (tmp_path / "summary.md").read_text().startswith("**RIGHT (TOY MODEL):** ")
-    explained = CliRunner().invoke(app, ["--store", str(store.root), "explain", "--json"])
+    explained = invoke(store, "explain --json")
     answer = json.loads(explained.stdout)
     assert explained.exit_code == 0 and answer["verdict"] == "RIGHT" and answer["explanation"]["what"] == [], explained.output
     replayed = get_replay(store, "last")

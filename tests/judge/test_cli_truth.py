@@ -6,7 +6,7 @@ import os
 
 import pytest
 from casefiles import cases_of
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import given, write_replay
 from replaycases import publish
 from replaylines import write_replays
@@ -50,12 +50,12 @@ def test_an_option_without_a_value_has_its_usual_one(typed, read):
 
 def test_the_bare_options_mean_what_they_say(store):
     inputs = publish(store, 2)
-    planned = json.loads(invoke(store, "replay", "--truth", "--dry-run", "--json").stdout)
+    planned = in_json(store, "replay --truth --dry-run")
     assert (planned["status"], planned["selected"]) == ("planned", 2)
     spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), tuple(inputs))
     make_folder(store.replays / spec.replay_id)
     (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
-    assert json.loads(invoke(store, "replay", "--dry-run", "--json", "--resume").stdout)["selected"] == 2
+    assert in_json(store, "replay --resume --dry-run")["selected"] == 2
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,27 @@ def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_h
     assert "actordbg noise" in caught.value.hint
     floor = measure(pair, A, {"repad": VARIED})
     save(pair, floor)
-    found = json.loads(invoke(pair, "compare", A, B, "--noise", "--json").stdout)
+    found = in_json(pair, "compare", A, B, "--noise")
     assert (found["verdict"], found["noise_id"]) == ("NOT CHECKED", floor.noise_id)
-    assert json.loads(invoke(pair, "compare", B, A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
+    assert in_json(pair, "compare", B, A, "--noise", floor.noise_id)["noise_id"]
 
 
 def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(pair):
     lone = write_replay(pair, A.replace("05", "04", 1), [given(0)], truth="fp32")
     truth = write_replay(pair, TRUTH, [given(0)], truth="fp64")
-    found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
+    found = in_json(pair, "compare last truth")
     assert (found["a"]["replay_id"], found["b"]["replay_id"], found["rounding_id"]) == (B, truth, lone)
     assert "computing the truth" not in invoke(pair, "compare", A, "truth").stderr
-    narrow = json.loads(invoke(pair, "compare", A, "truth", "--truth", "fp32", "--json").stdout)
+    narrow = in_json(pair, "compare", A, "truth", "--truth", "fp32")
     assert (narrow["b"]["replay_id"], narrow["rounding_id"]) == (lone, None), "a truth in A's own dtype cannot measure rounding"
 
     def reported():
-        return [shown["replay_id"] for shown in json.loads(invoke(pair, "report", "--json").stdout)["replays"]]
+        return [shown["replay_id"] for shown in in_json(pair, "report")["replays"]]
 
     assert reported() == [B]
     spec = pair.replays / truth / SPEC
     spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --truth"'))
-    invoke(pair, "index", "--rebuild")
+    invoke(pair, "index --rebuild")
     assert reported() == [truth], "a truth that somebody asked for"
 
 

@@ -4,7 +4,8 @@ import json
 import re
 from dataclasses import replace
 
-from comparecases import given, publish_golden, write_replay
+from commandline import invoke
+from comparecases import given, publish_golden, write_replay, write_truths
 from typer.testing import CliRunner
 
 from actordbg.causes.bank import all_causes
@@ -37,7 +38,7 @@ def rows_behind_the_first(_index, made):
 
 
 def explained(store, code, *options):
-    done = CliRunner().invoke(app, ["--store", str(store.root), "explain", "--json", *options])
+    done = invoke(store, "explain --json", *options)
     assert done.exit_code == code, done.output
     answer = json.loads(done.stdout)
     return answer
@@ -46,17 +47,16 @@ def explained(store, code, *options):
 def test_the_command_says_why_and_where_and_what_was_not_checked_once(store):
     """`checks.test` has the sentences."""
     write_replay(store, "r-01", INPUTS, result=lambda _: {"extra": located(PLACE)}, change=rows_behind_the_first, packing=True)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, INPUTS, truth=dtype)
+    write_truths(store, INPUTS)
     run_check(store, load_spec(store, "r-01"))
     answer = explained(store, 1, "r-01")
     why = answer["explanation"]
     assert answer["verdict"] == "WRONG" and why["what"][0] in answer["sentence"] and "actordbg explain" not in answer["next"]
     assert len(answer["charts"]) == 1 and answer["figures"][0][0].startswith("max diff from the truth")
     assert any("worst token" in said for said in why["where"])
-    compared = CliRunner().invoke(app, ["--store", str(store.root), "compare", "r-01", "truth"]).stdout
+    compared = invoke(store, "compare r-01 truth").stdout
     assert "Wrong tokens: behind another row of the pack: 54 of 54" in compared and "next: actordbg explain r-01" in compared
-    text = CliRunner().invoke(app, ["--store", str(store.root), "explain", "r-01", "--format", "md"]).stdout
+    text = invoke(store, "explain r-01 --format md").stdout
     assert len(re.findall(r"not checked: |### Not checked", text)) == 1
 
 
@@ -84,8 +84,7 @@ def test_what_the_store_lacks_is_computed_once(store, monkeypatch):
 
     monkeypatch.setattr("actordbg.api.explaining.run_located", run_located)
     write_replay(store, "r-01", INPUTS, keep_tensors=True)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, INPUTS, truth=dtype, keep_tensors=True)
+    write_truths(store, INPUTS, keep_tensors=True)
     first, again = (explained(store, 1) for _ in range(2))  # the last replay is not the one that explain started
     assert first["explanation"] == again["explanation"] and ran == [INPUTS[0].dump_id]
     assert "lm_head is 4.34 times" in first["sentence"] and len(list(store.comparisons.iterdir())) == 1
@@ -103,8 +102,7 @@ def test_the_runs_own_outputs_are_a_side_of_their_own(store):
     }
     met = {"met_weights": {"same": [7], "other": {}, "unknown": 0}}  # else other weights would explain it
     write_replay(store, "r-01", inputs, resolved=met, **truth)
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, inputs, truth=dtype, **truth)
+    write_truths(store, inputs, **truth)
     run_check(store, load_spec(store, "r-01"), recorded=True)
     answer = explained(store, 1, "r-01")
     assert answer["explanation"]["sides"] == ["A", "run"] and "the run's outputs" in answer["explanation"]["what"][0]
@@ -127,8 +125,7 @@ def test_causes_of_an_earlier_bank_are_searched_for_again(store, monkeypatch):
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
     write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
-    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, inputs, truth=dtype, change=lambda index, _: made[index])
+    write_truths(store, inputs, change=lambda index, _: made[index])
     record, asked = compare(store, "r-01", "recorded"), []
     monkeypatch.setattr(
         "actordbg.api.comparing.with_explanation", lambda store, record, **_: asked.append(record.explained.bank) or record

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import safetensors.torch
 from amounts import first_or_all
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -51,7 +51,7 @@ def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one
 ):
     monkeypatch.setattr("actordbg.api.comparing.with_explanation", lambda _, record, **__: record)  # no cause is fitted
     publish(store, 2, length=24)
-    invoke(store, "replay", "--all", "--dtype", "fp32", "--keep-tensors", "--laws", "0", "--yes")
+    invoke(store, "replay --all --dtype fp32 --keep-tensors --laws 0 --yes")
     (row,) = listed(open_fresh(store))
     for path in (store.replays / row["replay_id"] / TENSORS).iterdir():
         moved(path, of_replay)
@@ -63,12 +63,12 @@ def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one
             moved(path, of_truth)
     mine = tuple(path.stem for path in store.comparisons.glob("*.json"))
     of_a_colleague(store, tmp_path, *truths, comparisons=mine)
-    answer = json.loads(invoke(store, "compare", row["replay_id"], "truth", "--json").stdout)
+    answer = in_json(store, "compare", row["replay_id"], "truth")
     assert (answer["verdict"], answer.get("whose")) == (word, None) and answer["b"]["replay_id"] not in truths
     by_theirs = invoke(store, "compare", row["replay_id"], truths[0])
     assert "case.tar.zst" in by_theirs.stdout.splitlines()[0] and by_theirs.exit_code == 1, "asked for by name, it is named"
     assert {dump.verdict for dump in select_dumps(store)} == {word}
-    assert invoke(store, "replay", "ls", "--json").stdout.count(f'"{word}"') == 1
+    assert invoke(store, "replay ls --json").stdout.count(f'"{word}"') == 1
 
 
 @pytest.fixture(params=["imported", "another user's"])
@@ -118,14 +118,14 @@ def test_the_report_of_an_imported_replay_names_whose_it_is_and_follows_the_impo
     bundle = tmp_path / "case.tar.zst"
     pack_bundle(store, bundle, store.iter_dumps(), replays=[REPLAY, TRUTH], comparisons=[record.comparison_id])
     other = Store(tmp_path / "other")
-    said = invoke(other, "dump", "import", bundle).output
+    said = invoke(other, "dump import", bundle).output
     assert f"next: actordbg report {REPLAY}" in said
     report = invoke(other, "report", REPLAY)
     assert report.stdout.startswith("WRONG (") and "case.tar.zst" in report.stdout.splitlines()[0]
     assert json.loads(invoke(other, "report", REPLAY, "--format", "json").stdout)["whose"].endswith("case.tar.zst")
     (row,) = select_dumps(other)
     assert (row.verdict, row.broken, row.theirs) == (None, None, "WRONG")
-    assert "theirs: WRONG" in invoke(other, "dump", "ls").stdout and "theirs: WRONG" in invoke(other, "replay", "ls").stdout
+    assert "theirs: WRONG" in invoke(other, "dump ls").stdout and "theirs: WRONG" in invoke(other, "replay ls").stdout
     mine = new_replay_id()
     write_replay(other, mine, inputs)
     assert [replay["replay_id"] for replay in listed(open_fresh(other))] == [mine], "`last` is one's own"

@@ -4,10 +4,7 @@ The rules are found by walking the modules of the product, so a new rule is test
 replay are broken in a store, each in a replay and a dump of its own; every rule is broken in what its command shows.
 """
 
-from __future__ import annotations
-
 import importlib
-import json
 import pkgutil
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -16,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import tensors, write_replay
 from replaycases import publish
 from reportcases import said_once
@@ -220,7 +217,7 @@ def test_a_replay_that_breaks_a_rule_is_wrong_wherever_it_is_shown(broken_store,
     assert finding.said in [*said[WHAT], *said[WHERE]]
     report = invoke(broken_store, "report", name).stdout
     assert report.startswith(f"{broken.word} (TOY MODEL)"), report
-    assert json.loads(invoke(broken_store, "report", name, "--json").stdout)["verdict"] == broken.word
+    assert in_json(broken_store, "report", name)["verdict"] == broken.word
 
 
 def in_the_tests_of_ci(answer, finding):
@@ -239,7 +236,7 @@ def wanted_words():
 @pytest.mark.slow
 @pytest.mark.usefixtures("checks_of")
 def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store):
-    replays = json.loads(invoke(broken_store, "replay", "ls", "--json").stdout)
+    replays = in_json(broken_store, "replay ls")
     words = {each["replay_id"]: each["verdict"] for each in replays}
     assert {name: words[name] for name in wanted_words()} == wanted_words()
     ids = [item.dump_id for index in range(len(BROKEN)) for item in load_spec(broken_store, f"r-{index:02}").inputs]
@@ -248,10 +245,10 @@ def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store
         ("verdict='FAILED'", {FAILED}),
         (BAD, {WRONG, FAILED}),  # `--lf`
     ):
-        rows = json.loads(invoke(broken_store, "dump", "ls", "--where", where, "--json", "--limit", "0").stdout)
+        rows = in_json(broken_store, "dump ls --where", where, "--limit", "0")
         listed = {row["dump_id"] for row in rows}
         assert listed == {dump_id for dump_id, broken in zip(ids, BROKEN, strict=True) if broken.word in wanted}, where
-    right = json.loads(invoke(broken_store, "dump", "ls", "--where", "verdict='RIGHT'", "--json", "--limit", "0").stdout)
+    right = in_json(broken_store, "dump ls --where", "verdict='RIGHT'", "--limit", "0")
     assert right == []
 
 
@@ -284,7 +281,7 @@ def lint_of(monkeypatch):
             return findings
 
         monkeypatch.setattr(checks, "lint", found)
-        return invoke(store, "lint", "--where", where)
+        return invoke(store, "lint --where", where)
 
     return linted
 
@@ -300,15 +297,15 @@ def test_a_dump_that_breaks_a_law_of_recorded_data_is_wrong_wherever_it_is_shown
     wanted = {dump_id: (WRONG, law) for law, dump_id in pairs} | {inputs[-1].dump_id: (None, None)}
     assert verdicts_of(store) == wanted
     for where in ("verdict='WRONG'", BAD):
-        rows = json.loads(invoke(store, "dump", "ls", "--where", where, "--json", "--limit", "0").stdout)
+        rows = in_json(store, "dump ls --where", where, "--limit", "0")
         assert {row["dump_id"]: row["broken"] for row in rows} == {dump_id: law for law, dump_id in pairs}
-    text, page = invoke(store, "dump", "ls", "--limit", "0").stdout, dumps_page(store, {"verdict": WRONG})
+    text, page = invoke(store, "dump ls --limit 0").stdout, dumps_page(store, {"verdict": WRONG})
     for law, dump_id in pairs:
         assert f"WRONG: {law}" in text and f"WRONG: {law}" in page
-        assert f"WRONG: {law}" in invoke(store, "dump", "show", dump_id).stdout
-    again = json.loads(invoke(store, "replay", "--lf", "--dry-run", "--json").stdout)
+        assert f"WRONG: {law}" in invoke(store, "dump show", dump_id).stdout
+    again = in_json(store, "replay --lf --dry-run")
     assert {name for share in again["shares"] for name in share["dumps"]} == {dump_id for _, dump_id in pairs}
-    assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == len(pairs)
+    assert in_json(store, "status")["holds"]["bad"] == len(pairs)
     assert not list(fsck.catalog(store, deep=True)) and not [each for each in fsck.check(store) if "lints" in str(each.place)]
     refresh(store, rebuild=True)
     assert verdicts_of(store) == wanted, "files are the authority"
@@ -318,12 +315,12 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store, lint_of
     inputs = publish(store, 2, length=16)
     for name, truth in (("r-01", None), ("r-90", "fp32")):
         write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
-    invoke(store, "compare", "r-01", "r-90")
+    invoke(store, "compare r-01 r-90")
     bad, good = (item.dump_id for item in inputs)
     assert verdicts_of(store) == {bad: ("RIGHT", None), good: ("RIGHT", None)}
     lint_of(store, ("ratio", bad))
     assert verdicts_of(store) == {bad: (WRONG, "ratio"), good: ("RIGHT", None)}
-    report = invoke(store, "report", "r-01")
+    report = invoke(store, "report r-01")
     assert report.stdout.startswith(f"{WRONG} (TOY MODEL; trainer)") and "recorded data: ratio" in report.stdout, report.stdout
     write_replay(store, "r-02", inputs, change=lambda index, _: tensors(index))
     assert verdicts_of(store)[bad] == (WRONG, "ratio"), "whatever is replayed later"
@@ -340,11 +337,11 @@ def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found
     lint_of(store, ("ratio", inputs[0].dump_id), looked_at=9)
     lint_of(store, looked_at=5)  # as few as the check's
     monkeypatch.setattr(checks, "_run", lambda *_: checked_again(store, "r-01"))
-    said = invoke(store, "check", "--where", f"dump_id='{inputs[0].dump_id}'")
+    said = invoke(store, "check --where", f"dump_id='{inputs[0].dump_id}'")
     assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "recorded data: ratio" in said.stdout, said.output
-    assert invoke(store, "check", "--where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")
+    assert invoke(store, "check --where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")
     monkeypatch.setattr(explaining, "run_located", lambda *_: ("", []))
-    said = invoke(store, "explain", "r-01")
+    said = invoke(store, "explain r-01")
     assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "the ratio is 1" in said.stdout, said.output
 
 

@@ -41,8 +41,8 @@ def replayed(store):
     return store
 
 
-def reported(store, *arguments):
-    return invoke(store, "report", *arguments)
+def reported(store, line="", *words):
+    return invoke(store, f"report {line}", *words)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_report
 
 
 def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_well(replayed):
-    done = reported(replayed, "r1", "r2")
+    done = reported(replayed, "r1 r2")
     assert done.exit_code == 0
     for fact in ("2 replays side by side", "A  r1: sdpa", "B  r2: eager", "ValueError: boom", "Time and memory",
                  "1 passed, 1 failed, 1 not run of 3 (the replay is interrupted)"):  # fmt: skip
@@ -109,7 +109,7 @@ def test_all_is_an_index_of_ones_own_replays_with_verdicts_and_a_command_for_eac
     said = reported(replayed, "--all").stdout
     assert said.startswith("7 replays: 6 NOT CHECKED, 1 FAILED\n") and "1 other (truths," in said
     assert [line.split()[0] for line in said.splitlines() if line[:3] == "  @"] == [f"@{number}" for number in range(1, 8)]
-    reported(replayed, "--all", "-o", str(tmp_path / "all.html"))
+    reported(replayed, "--all -o", str(tmp_path / "all.html"))
     page = (tmp_path / "all.html").read_text()
     assert all(f'data-copy="actordbg report r{number}"' in page for number in range(1, 8)) and len(page) < 40_000
 
@@ -124,7 +124,7 @@ def test_the_index_says_wrong_where_a_module_is_wrong(replayed):
 
 
 def test_the_index_breaks_no_word_at_eighty_columns(replayed):
-    for text in (reported(replayed, "--all").stdout, reported(replayed, "--all", "--format", "md").stdout):
+    for text in (reported(replayed, "--all").stdout, reported(replayed, "--all --format md").stdout):
         assert "configuration" in text and "TOY MODEL" in text
     lines = reported(replayed, "--all").stdout.splitlines()
     assert max(map(len, lines)) <= 80 and not any(".." in line for line in lines)
@@ -132,8 +132,8 @@ def test_the_index_breaks_no_word_at_eighty_columns(replayed):
 
 def test_quiet_is_the_first_line_of_the_verdict(replayed):
     whole = reported(replayed, "r2").stdout.splitlines()
-    assert reported(replayed, "r2", "--quiet").stdout.splitlines() == whole[:1] and whole[0].startswith("FAILED")
-    assert len(reported(replayed, "r1", "--quiet", "--format", "md").stdout.splitlines()) > 5, "what was asked for"
+    assert reported(replayed, "r2 --quiet").stdout.splitlines() == whole[:1] and whole[0].startswith("FAILED")
+    assert len(reported(replayed, "r1 --quiet --format md").stdout.splitlines()) > 5, "what was asked for"
 
 
 def test_nothing_replayed_yet_says_so_and_ends_well(store):
@@ -151,16 +151,16 @@ def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_ren
     for name, start in starts.items():
         assert reported(replayed, "--output", str(tmp_path / name)).stdout.count("\n") == 1
         assert (tmp_path / name).read_text().startswith(start)
-    reported(replayed, "--format", "json", "--output", str(tmp_path / "r.md"))
+    reported(replayed, "--format json --output", str(tmp_path / "r.md"))
     assert json.loads((tmp_path / "r.md").read_text())["selection"] == "the last replay"
-    each = {name: reported(replayed, "--all", "--format", name).stdout for name in get_args(Format)}
+    each = {name: reported(replayed, "--all --format", name).stdout for name in get_args(Format)}
     assert len(set(each.values()) - {""}) == len(each)
     assert [shown["replay_id"] for shown in json.loads(each["json"])["replays"]] == ["r2", "r1"], "the newest first"
     rows = list(csv.DictReader(io.StringIO(each["csv"])))
     assert [(row["replay_id"], row["dump_id"], row["attn"]) for row in rows][-1] == ("r2", dump_id(1), "eager")
     assert len(rows) == 5
     with pytest.raises(UsageError):
-        reported(replayed, "--json", "--format", "csv")
+        reported(replayed, "--json --format csv")
 
 
 def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed, tmp_path):
@@ -195,5 +195,5 @@ def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed, 
 def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed, tmp_path):
     for message in ("no such folder or file", None):
         with pytest.raises(UsageError, match=message):
-            reported(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+            reported(replayed, "--format html --tokenizer", str(tmp_path))
         (tmp_path / "tokenizer.json").write_text("{}")

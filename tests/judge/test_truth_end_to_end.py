@@ -3,8 +3,6 @@
 Real workers, OpenRLHF's own packing and masking, the tiny model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Laws as a user meets them: which inputs are asked in which slot, what a replay and a matrix answer, what the catalog has."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

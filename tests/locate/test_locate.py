@@ -13,6 +13,7 @@ import pytest
 import torch
 from actorcases import run_scenario
 from amounts import first_or_all
+from commandline import invoke
 from replaycases import publish
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -76,7 +77,7 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
     answer = json.loads(found.stdout)
     assert found.exit_code == 1 and answer["verdict"] == "WRONG" and said in answer["sentence"], answer["sentence"]
     replays = len(list(store.replays.iterdir()))
-    again = CliRunner().invoke(app, ["--store", str(store.root), "explain", answer["replay_id"], "--json"])
+    again = invoke(store, "explain", answer["replay_id"], "--json")
     why = json.loads(again.stdout)["explanation"]
     assert said in str(why["what"] + why["where"]), why
     assert dumps == 1 or not any(text.startswith("all ") for text in why["ruled_out"]), "those of the other dump are not"

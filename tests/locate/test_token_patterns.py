@@ -1,7 +1,5 @@
 """The rule that covers the wrong tokens: it is found where there is one, and nothing is said where there is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,18 +1,14 @@
 """Curves of a run: healthy ones are RIGHT, and each fault of a training is named by its rule, with its step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from casefiles import cases_of
-from commandline import typed
-from typer.testing import CliRunner
+from commandline import invoke, tried, typed
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
-from actordbg.cli.app import app
 from actordbg.measure import run_logs
 from actordbg.measure.curve_rules import RULES
 from actordbg.measure.log_lines import read_log
@@ -188,7 +184,7 @@ def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path):
 
 
 def lint(store, *words):
-    result = CliRunner().invoke(app, ["--store", str(store.root), "lint", *map(str, words)])
+    result = invoke(store, "lint", *map(str, words))
     return result.exit_code, result.stdout
 
 
@@ -227,15 +223,15 @@ def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_p
     folder.mkdir()
     log, bad = written(folder, healthy(8)), folder / "rows.jsonl"
     bad.write_text('{"input_ids": [1, 2')
-    named = CliRunner().invoke(app, ["--store", str(store.root), "lint", log, str(bad)])
+    named = tried(store, "lint", log, str(bad))
     assert isinstance(named.exception, CorruptDump) or "rows.jsonl" in str(named.exception)
-    found = CliRunner().invoke(app, ["--store", str(store.root), "lint", str(folder)])
+    found = tried(store, "lint", str(folder))
     assert found.exit_code == 0 and "1 other file not read as rows" in found.output
 
 
 def test_a_folder_of_a_log_alone_is_judged_and_one_step_is_no_curve(tmp_path, store):
     written(tmp_path, healthy(0))
-    assert CliRunner().invoke(app, ["--store", str(store.root), "lint", str(tmp_path)]).exit_code == 0
+    assert invoke(store, "lint", str(tmp_path)).exit_code == 0
     (tmp_path / "summary.json").write_text('{"_step": 120, "train/loss": 0.1, "train/kl": 0.2}')
     log = run_logs.log_at(tmp_path / "summary.json")
     assert log and answer([log])["verdict"] == "NOT CHECKED"
@@ -243,7 +239,7 @@ def test_a_folder_of_a_log_alone_is_judged_and_one_step_is_no_curve(tmp_path, st
 
 def test_a_log_is_nothing_to_replay(tmp_path, store):
     log = written(tmp_path, healthy(0))
-    result = CliRunner().invoke(app, ["--store", str(store.root), "check", log])
+    result = tried(store, "check", log)
     assert isinstance(result.exception, UsageError) and "actordbg lint" in str(result.exception.hint)
 
 

@@ -66,7 +66,7 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(stor
 
 
 def test_without_cuda_it_is_refused_with_what_to_do_instead(store):
-    invoke(store, "dump", "create", "--quiet", "--seq-len", "8")
+    invoke(store, "dump create --quiet --seq-len 8")
     with pytest.raises(ActordbgError) as refused:
-        invoke(store, "replay", "--memory-snapshot", "--quiet")
+        invoke(store, "replay --memory-snapshot --quiet")
     assert "on CUDA only" in refused.value.message and "peak memory" in str(refused.value.hint or refused.value.message)

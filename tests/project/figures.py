@@ -14,8 +14,6 @@ can be moved into texts; tokens cannot. A room is a package directly under `acto
 path of imports between them, imports inside functions included. How long `--help` takes is a row of `make bench`.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

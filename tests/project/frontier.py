@@ -5,8 +5,6 @@ seconds. Of each place (`contracts.toml`, the seams of the adapters, OpenRLHF's 
 signature or what it returns is another, or only its body. Exit code 1 if a place is gone, or lacks an argument that was there.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

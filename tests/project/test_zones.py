@@ -41,22 +41,21 @@ print("\\n" + " ".join({name.partition(".")[0] for name in sys.modules} - before
     assert len(DESK_ONLY) >= 10 and "zstandard" in added and added & DESK_ONLY == set()
 
 
-DESK_COMMANDS = {
-    "replay help": ("replay", "--help"),
-    "ls": ("dump", "ls"),
-    "show": ("dump", "show", "DUMP"),
-    "verify": ("dump", "verify"),
-    "index": ("index",),
-    "run": ("run", "true"),
-    "dump status": ("dump", "status"),
-    "report": ("report",),
-    "compare-logs": ("compare-logs", "LOG", "LOG"),
-    "pack": ("dump", "pack"),
-    "ls packed": ("dump", "ls"),
-    "show packed": ("dump", "show", "DUMP"),
-    "unpack": ("dump", "unpack", "--all"),
-    "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes", "--allow-empty"),
-}
+DESK_COMMANDS = """replay --help
+dump ls
+dump show DUMP
+dump verify
+index
+run true
+dump status
+report
+compare-logs LOG LOG
+dump pack
+dump ls --limit 5
+dump show last
+dump unpack --all
+dump prune --where seq_len<0 --yes --allow-empty""".splitlines()
+"""Behind `pack` once more of what is packed."""
 
 
 ONE_AFTER_THE_OTHER = """
@@ -82,10 +81,7 @@ def desk(filled):
     """What each command answers and loads, one after the other in one process: heavy modules are told of the first that loads them."""
     store, dump_id = filled
     meant = {"DUMP": dump_id, "LOG": str(store.root.parent / "train.log")}
-    commands = {
-        name: ["--store", str(store.root), *(meant.get(argument, argument) for argument in arguments)]
-        for name, arguments in DESK_COMMANDS.items()
-    }
+    commands = {line: ["--store", str(store.root), *(meant.get(word, word) for word in line.split())] for line in DESK_COMMANDS}
     said = python(ONE_AFTER_THE_OTHER, environment(), json.dumps(commands))
     answers = json.loads(said.splitlines()[-1])
     return answers

@@ -1,7 +1,5 @@
 """The laws of recorded data: a healthy step breaks none, and each fault that threads report breaks the law that names it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +11,7 @@ import pytest
 import torch
 from casefiles import cases_of
 from catalogcases import record
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
@@ -315,7 +313,7 @@ def published(folder, *lines):
 
 
 def linted(store, *words):
-    answer = json.loads(invoke(store, "lint", "--json", *words).stdout)
+    answer = in_json(store, "lint", *words)
     return answer
 
 
@@ -463,17 +461,17 @@ def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of
     store, paths = published(tmp_path, PLACEHOLDER)
     assert invoke(store, "lint").exit_code == 1
     for where in ("verdict='WRONG'", "broken='placeholder'"):
-        (row,) = json.loads(invoke(store, "dump", "ls", "--where", where, "--json").stdout)
+        (row,) = in_json(store, "dump ls --where", where)
         assert (row["point"], row["verdict"], row["broken"]) == (LOSS, "WRONG", "placeholder")
-    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(paths) // 2
-    assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == 1
+    assert len(in_json(store, "dump ls")) == len(paths) // 2
+    assert in_json(store, "status")["holds"]["bad"] == 1
 
 
 def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
     store, paths = published(tmp_path)
     for words in ((), ("--where", "point='loss'")):
-        assert len(json.loads(invoke(store, "dump", "ls", "--json", *words).stdout)) == len(paths) // 2
+        assert len(in_json(store, "dump ls", *words)) == len(paths) // 2
     answer = linted(store, "--where", "point='forward'")
     left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
     assert answer["good"] and "placeholder" in left
@@ -483,10 +481,10 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch)
     )
     assert sum(int(each.split()[0]) for each in (most, others)) == len(left)
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
-        invoke(store, "lint", "--where", "seq_len>99")
+        invoke(store, "lint --where seq_len>99")
     half = len(paths) // 2
     reason = f"role = 'policy loss' selects none of {half} forwards, and {half} losses: add point='loss'"
-    assert reason in invoke(store, "dump", "ls", "--where", "role='policy loss'").stderr
+    assert reason in invoke(store, "dump ls --where", "role='policy loss'").stderr
     assert frequent_values(open_fresh(store), "role") == [("policy", half)]
 
     def nothing(*_):
@@ -495,7 +493,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch)
     monkeypatch.setattr(explaining, "run_located", nothing)
     inputs = [ReplayInput(row.dump_id, row.path, 0, row.batch_size, row.seq_len, row.tokens) for row in select_dumps(store)]
     write_replay(store, "r-01", inputs, change=lambda *_: None, keep_tensors=False)
-    left = json.loads(invoke(store, "explain", "r-01", "--json").stdout)["not_checked"]
+    left = in_json(store, "explain r-01")["not_checked"]
     assert any(each.endswith("for lack of policy losses, which `actordbg lint` reads") for each in left), left
 
 

@@ -1,7 +1,5 @@
 """Token in, token out: the kind of the first id that differs, by real tokenizers, and chat templates that break the prefix."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from casefiles import cases_of
-from commandline import invoke
+from commandline import in_json, invoke
 from replaycases import publish
 
 import actordbg
@@ -114,7 +112,7 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store, mod
     turn = bad.turns[0]
     first = [*turn.given, *turn.sampled]
     as_rows(store, list(good.trained), change(tokenizer, first, list(bad.trained)))
-    told = json.loads(invoke(store, "turns", "--tokenizer", model, "--json").stdout)
+    told = in_json(store, "turns --tokenizer", model)
     (fault,) = told["findings"]
     assert fault["rule"] == kind and f"{fault['place']['conversation']}.json" == bad.name and not told["good"], fault
     assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
@@ -225,7 +223,7 @@ TEMPLATES = {
 
 def test_a_template_that_only_appends_keeps_each_prefix(model, store, tokenizer):
     stored(store, conversation(tokenizer))
-    answer = invoke(store, "turns", "--template", model)
+    answer = invoke(store, "turns --template", model)
     assert answer.exit_code == 0 and "and 1 recorded" in answer.output, answer.output
 
 

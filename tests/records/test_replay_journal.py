@@ -1,7 +1,5 @@
 """Journals: what was written is read, whatever crashed in the middle of a line."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

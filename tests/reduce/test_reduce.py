@@ -1,7 +1,5 @@
 """`actordbg reduce` and `repro`: what is the same fault, what is smaller, and a script that runs without actordbg."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -19,6 +17,7 @@ from unittest import mock
 import codedmodel
 import pytest
 from amounts import first_or_all
+from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -569,7 +568,7 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypa
     monkeypatch.setattr(Checks, "of", lambda *what, **more: next(answers, None) or check(*what, **more))
     script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    done = invoke(store, *words)
     assert done.exit_code == 0, done.output
     shown = json.loads(done.stdout)
     assert shown["lines"] < 120 and "soft cap" in shown["title"] and "WRONG" in shown["output"]

@@ -10,7 +10,7 @@ import tempfile
 import norename  # noqa: F401  registers the file system
 import pytest
 import typer
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -93,9 +93,9 @@ def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store):
     for path in (store.replays / REPLAY, run_matrix.path_of(store, REPLAY)):
         path.rename(path.with_name(path.name.replace(REPLAY, other)))
     with pytest.raises(StoreProblem, match="another replay's"):
-        invoke(store, "replay", "--resume", "last", "--dry-run")
+        invoke(store, "replay --resume last --dry-run")
     with pytest.raises(StoreProblem, match="another matrix's id"):
-        invoke(store, "matrix", "--show", "last")
+        invoke(store, "matrix --show last")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def behind_a_url(store, tmp_path, monkeypatch):
     check = TrainCheckRecord(REPLAY, MOMENT, "interrupted", (trained,), names, 4, 2, "fp32", 0.05, {}, "/logs")
     store.publish_text(folder_of(store, REPLAY) / CHECK, check.to_json())
     url = f"norename://{tmp_path}/bucket"
-    invoke(store, "store", "push", str(store.root), url)
+    invoke(store, "store push", str(store.root), url)
     return url
 
 
@@ -124,14 +124,14 @@ GOING_ON = [
 def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command, behind_a_url, tmp_path):
     """Bringing a file in makes it this user's, and not what this user wrote."""
     mirror, moved = Store(tmp_path / "mirror"), Store(tmp_path / "moved")
-    invoke(mirror, "store", "pull", behind_a_url, str(mirror.root))
+    invoke(mirror, "store pull", behind_a_url, str(mirror.root))
     mirror.root.rename(moved.root)
     refused = r"somebody with access to norename://.*/bucket wrote .*, whose model .*'/models/of\\x1b\[31m-a-colleague'"
     for root in (moved.root, behind_a_url, moved.root):
         with pytest.raises(Refused, match=refused):
             done = CliRunner().invoke(app, ["--store", str(root), *command])
             raise done.exception or AssertionError(done.output)
-        invoke(moved, "store", "pull", behind_a_url, str(moved.root))
+        invoke(moved, "store pull", behind_a_url, str(moved.root))
     done = CliRunner().invoke(app, ["--store", str(moved.root), *command, "--yes"])
     assert "somebody with access to" in done.stderr and not isinstance(done.exception, Refused)
 
@@ -141,18 +141,18 @@ def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url,
 
     def is_asked(mine, replay):
         with pytest.raises((Refused, EnvironmentProblem), match=r"somebody with access to|there is no model") as ended:
-            invoke(mine, "replay", "--resume", replay, "--dry-run")
+            invoke(mine, "replay --resume", replay, "--dry-run")
         return ended.type is Refused
 
     assert not is_asked(store, REPLAY), "what was pushed"
     os.utime(there, (1, 1))
-    assert json.loads(invoke(store, "store", "pull", behind_a_url, str(store.root), "--json").stdout)["files"] == 1
+    assert in_json(store, "store pull", behind_a_url, str(store.root))["files"] == 1
     assert not is_asked(store, REPLAY), "what came back as it was"
-    invoke(back, "store", "pull", behind_a_url, str(back.root))
+    invoke(back, "store pull", behind_a_url, str(back.root))
     later = write_replay(back, "20250619T052608-000002", publish(back, 1), model=MODEL)
     assert is_asked(back, REPLAY) and not is_asked(back, later), "what was made there afterwards"
     there.write_text(there.read_text() + " ")
-    invoke(store, "store", "pull", behind_a_url, str(store.root))
+    invoke(store, "store pull", behind_a_url, str(store.root))
     assert is_asked(store, REPLAY), "what was changed there"
 
 
@@ -160,10 +160,10 @@ def test_a_settings_file_that_came_from_a_url_decides_nothing(behind_a_url, tmp_
     """It would lie in the store, where commands are typed, and be this user's."""
     (tmp_path / "bucket" / "actordbg.toml").write_text('[replay]\nmodel = "/models/of-others"\n')
     mirror = Store(tmp_path / "mirror")
-    invoke(mirror, "store", "pull", behind_a_url, str(mirror.root))
+    invoke(mirror, "store pull", behind_a_url, str(mirror.root))
     monkeypatch.chdir(mirror.root)
     with pytest.raises(Refused, match=r"actordbg.toml belongs to somebody with access to norename://"):
-        invoke(mirror, "replay", "--max-inputs", "1", "--dry-run")
+        invoke(mirror, "replay --max-inputs 1 --dry-run")
 
 
 def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(store, tmp_path, monkeypatch):

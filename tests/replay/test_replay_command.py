@@ -9,12 +9,12 @@ from functools import partial
 import commandline
 import pytest
 from casefiles import cases_of
+from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import environment
 from supervised import spec_of
-from typer.testing import CliRunner
 
 from actordbg.api.desk import Desk
 from actordbg.api.reports import replay_answer
@@ -28,7 +28,6 @@ from actordbg.base.errors import (
 )
 from actordbg.base.units import new_replay_id
 from actordbg.cli import output
-from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS
@@ -40,16 +39,16 @@ callers()
 
 
 def typed(store, *arguments):
-    return CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    return tried(store, *arguments)
 
 
-def invoke(store, *arguments):
+def invoke(store, line="", *words):
     """`actordbg replay`; its error is raised."""
-    return commandline.invoke(store, "replay", *arguments)
+    return commandline.invoke(store, f"replay {line}", *words)
 
 
-def planned(store, *arguments):
-    answer = json.loads(invoke(store, "--dry-run", "--json", *arguments).stdout)
+def planned(store, line="", *words):
+    answer = json.loads(invoke(store, f"--dry-run --json {line}", *words).stdout)
     return answer
 
 
@@ -112,9 +111,9 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     publish(store, 2, length=64)
     reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
     with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
-        invoke(store, "--where", "seq_len>4096")
+        invoke(store, "--where seq_len>4096")
     assert reason in caught.value.message and "--allow-empty" in caught.value.hint
-    allowed = invoke(store, "--where", "seq_len>4096", "--allow-empty")
+    allowed = invoke(store, "--where seq_len>4096 --allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
     empty = json.loads(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty").stdout)
     assert reason in empty["sentence"] and empty["selected"] == 0
@@ -123,13 +122,13 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
 
 def test_a_plan_says_what_each_rank_gets(store):
     publish(store, 3)
-    shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
+    shares = planned(store, "--nproc 2 --align shuffle")["shares"]
     assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
-    same = invoke(store, "--nproc", "2", "--align", "same", "--dry-run")
+    same = invoke(store, "--nproc 2 --align same --dry-run")
     assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96 x 3" in same.stdout
     with pytest.raises(UsageError, match="no call is complete for 2 processes"):
-        invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
-    alone = invoke(store, "--align", "rank", "--dry-run")
+        invoke(store, "--nproc 2 --align rank --dry-run")
+    alone = invoke(store, "--align rank --dry-run")
     assert "aligns nothing" in alone.stderr
 
 
@@ -166,16 +165,16 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store, monke
                 commandline.invoke(store, command)
     assert [(config.backend, config.zero_stage) for config in ran] == [("deepspeed", 2)] * 4
     for options, expected in (([], {"deepspeed"}), (["--backend", "plain,fsdp2"], {"plain", "fsdp2"})):
-        plan = commandline.invoke(store, "matrix", "--attn", "sdpa", "--compile", "off", *options, "--dry-run", "--json")
+        plan = commandline.invoke(store, "matrix --attn sdpa --compile off", *options, "--dry-run", "--json")
         assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
 
 
 def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store, old_cpu):
     publish(store, 1, source="import")
     with pytest.raises(Unsupported, match="DeepSpeed does not train in fp16 on a CPU"):
-        invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run")
+        invoke(store, "--dtype fp16 --zero-stage 1 --dry-run")
     old_cpu.write_text("flags\t\t: fpu avx512f avx512_fp16\n")
-    assert "(deepspeed)" in invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run").stdout
+    assert "(deepspeed)" in invoke(store, "--dtype fp16 --zero-stage 1 --dry-run").stdout
 
 
 @pytest.fixture
@@ -201,7 +200,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store, monkeypatch
         with pytest.raises(UsageError, match="refusing to replay 51 dumps") as caught:
             invoke(store, *mode)
         assert "pass --all" in str(caught.value.hint) and not store.replays.exists()
-    assert "51 inputs" in invoke(store, "--dry-run", "--all").stdout
+    assert "51 inputs" in invoke(store, "--dry-run --all").stdout
     with monkeypatch.context() as at_terminal:
         at_terminal.setattr(output, "can_ask", lambda: True)
         plan = invoke(store, "--dry-run")
@@ -209,7 +208,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store, monkeypatch
     monkeypatch.setattr(supervise, "run_replay", lambda *given, **more: None)
     for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
         assert "your model: the dumps recorded it: --model org/model" in invoke(store, *way).stdout
-    assert "your model" not in invoke(store, "--all", "--model", "tiny").stdout
+    assert "your model" not in invoke(store, "--all --model tiny").stdout
 
 
 def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(store, monkeypatch):
@@ -237,8 +236,8 @@ def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store):
     with pytest.raises(NothingToDo, match="no dump can be replayed; the store has 2 dumps"):
         invoke(store, "--dry-run")
     with pytest.raises(NothingToDo, match="2 dumps match rank=0, but none can be replayed"):
-        invoke(store, "--dry-run", "--where", "rank=0")
-    allowed = invoke(store, "--where", "rank=0", "--allow-empty")
+        invoke(store, "--dry-run --where rank=0")
+    allowed = invoke(store, "--where rank=0 --allow-empty")
     assert "skipped 2 dumps: " in allowed.stderr
 
 
@@ -266,7 +265,7 @@ def test_a_pickle_is_imported_and_never_unpickled(store, tmp_path):
     attack = tmp_path / "attack.pkl"
     attack.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     with pytest.raises(CorruptDump, match=r"attack\.pkl is refused"):
-        invoke(store, "--dry-run", "--input-file", str(attack))
+        invoke(store, "--dry-run --input-file", str(attack))
     assert not (tmp_path / "ran").exists()
 
 
@@ -280,9 +279,9 @@ def test_a_plugin_is_code_and_comes_from_the_command_line_only(store, monkeypatc
 def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(store, monkeypatch):
     write_replay(store, "20250619T052608-000001", publish(store, 2), status="interrupted", backend="fsdp2", nproc=2)
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
-    done = invoke(store, "--backend", "fsdp2", "--nproc", "2", "--dry-run")
+    done = invoke(store, "--backend fsdp2 --nproc 2 --dry-run")
     assert "on 1 worker (plain)" in done.stdout and "backend plain (DEBUG_DISABLE_FSDP)" in done.stderr
-    done = invoke(store, "--resume", "last", "--dry-run")
+    done = invoke(store, "--resume last --dry-run")
     assert "on 2 workers (fsdp2)" in done.stdout and "DEBUG_DISABLE_FSDP has no effect" in done.stderr
 
 
@@ -291,7 +290,7 @@ def test_the_last_replay_to_continue_is_not_one_that_another_command_started(sto
     write_replay(store, "20250619T052608-000001", inputs, status="interrupted", dtype="bf16")
     write_replay(store, "20250619T052608-000002", inputs, truth="fp32")
     write_replay(store, "20250619T052608-000003", inputs[:1], command="modules of replay 20250619T052608-000001")
-    assert "2 inputs" in invoke(store, "--resume", "last", "--dry-run").stdout
+    assert "2 inputs" in invoke(store, "--resume last --dry-run").stdout
 
 
 JOINING = """

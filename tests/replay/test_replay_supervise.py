@@ -3,8 +3,6 @@
 The workers here are real processes with the real loop and journal; only what runs an input is scripted (tests/fake_worker.py).
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The update of a step is Adam's, or what broke it is named, from samples before and after; else it is named as not checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`actordbg step`: a recorded step repeats to rounding, each known fault is named by what it changes, and other weights are said."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -188,13 +186,13 @@ def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path):
 def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path):
     store = Store(tmp_path).create()
     with pytest.raises(NothingToDo, match="no loss of step 9"):
-        invoke(store, "step", "--step", "9")
+        invoke(store, "step --step 9")
     RecordedRun(store, tmp_path / "model").write(step=5)
     with pytest.raises(NothingToDo, match="step is 5 to 5") as refused:
-        invoke(store, "step", "--step", "9")
+        invoke(store, "step --step 9")
     assert "--calls" not in str(refused.value.hint), "losses were recorded"
     with pytest.raises(UsageError, match="name of a run"):
-        invoke(store, "step", "--step", "9", "--run", "a' or '1'='1")
+        invoke(store, "step --step 9 --run", "a' or '1'='1")
 
 
 @pytest.mark.forked

@@ -7,13 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from commandline import tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
-from actordbg.cli.app import app
 from actordbg.dumps.bundle import pack_bundle
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.recover import remove_unfinished_files
@@ -131,21 +130,21 @@ def elsewhere(store, name):
     return link
 
 
-LED = [
-    ("dumps", ["dump", "prune", "--where", "rank >= 0", "--yes"]),
-    ("dumps/created", ["dump", "pack"]),
-    ("packs", ["dump", "pack"]),
-    ("dumps/created", ["dump", "create", "--count", "2", "--batch-size", "1", "--seq-len", "8"]),
-    ("dumps/created/rank0000", ["dump", "create", "--count", "2", "--batch-size", "1", "--seq-len", "8"]),
-    ("dumps", ["dump", "import", "case.tar.zst"]),
-    ("replays", ["dump", "import", "case.tar.zst"]),
-]
+LED = """dumps dump prune --where rank>=0 --yes
+dumps/created dump pack
+packs dump pack
+dumps/created dump create --count 2 --batch-size 1 --seq-len 8
+dumps/created/rank0000 dump create --count 2 --batch-size 1 --seq-len 8
+dumps dump import case.tar.zst
+replays dump import case.tar.zst""".splitlines()
+"""Of each, the folder that is a link, and a command."""
 
 
 @pytest.mark.parametrize("whose", ["another's", "mine"])
-@pytest.mark.parametrize(("folder", "words"), LED)
-def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(whose, folder, words, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("led", LED)
+def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(whose, led, store, tmp_path, monkeypatch):
     """A link of one's own leads to a larger disk, and works as a folder does."""
+    folder, *words = led.split()
     sender = Store(tmp_path / "sender").create()
     for place in (sender, store):
         create_dumps(place, 2, batch_size=1, seq_len=8)
@@ -156,7 +155,7 @@ def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(whose,
     if whose != "mine":
         give_away(link, monkeypatch)
     before = sorted(link.resolve().rglob("*"))
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    done = tried(store, *words)
     assert (sorted(link.resolve().rglob("*")) == before) == (whose != "mine"), done.output
     assert (done.exit_code == 0) == (whose == "mine"), (done.output, done.exception)
     assert isinstance(done.exception, ActordbgError | SystemExit | None), "no traceback"

@@ -7,8 +7,6 @@ mask 1 1 0 1
 mask TRAINER
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 python causecases.py SCENARIO MODEL_CACHE
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ A cell is a family, a dtype, packed or not, a configuration and an input. One pr
 configuration, so torch is imported once. If it dies, its cell is FAILED, and another process judges the rest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -36,9 +36,14 @@ def typed(line, *words, screen=io.StringIO):
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def tried(store, line, *words):
+    """`actordbg --store STORE LINE WORDS` here, the line as it is typed."""
+    return CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *map(str, words)])
+
+
 def invoke(store, line, *words):
-    """`actordbg --store STORE LINE WORDS` here, the line as it is typed; an error of actordbg's own is raised."""
-    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *map(str, words)])
+    """As `tried`; an error of actordbg's own is raised."""
+    result = tried(store, line, *words)
     if isinstance(result.exception, ActordbgError):
         raise result.exception
     assert isinstance(result.exception, SystemExit | None), result.exception

@@ -84,6 +84,12 @@ def write_replay(
     return replay_id
 
 
+def write_truths(store, inputs, **more):
+    """The replays "r-02" and "r-03": the truth in fp64 and in fp32."""
+    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, inputs, truth=dtype, **more)
+
+
 def publish_golden(store, count, outputs=True):
     """`count` dumps with the run's own log-probs and entropies, and the tensors of a replay that got the same."""
     inputs = publish(store, count, length=16, model_dtype="torch.float32", temperature=1.0)

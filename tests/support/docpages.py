@@ -6,8 +6,6 @@ Blocks of one name run in order, in one temporary folder, and what the page show
 see `comparable`). A command whose output begins with `error[` has to fail.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

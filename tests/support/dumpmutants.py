@@ -4,8 +4,6 @@ What a reader may do with one of them stands beside it: refuse it, or give exact
 loads, unless the file lies about whose payload it has.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -6,8 +6,6 @@ that was made while recording was on is in the books, and captured + dropped + s
 nothing is held for ever (bytes of the queue, places in the ring, descriptors), and the published counters are the books.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

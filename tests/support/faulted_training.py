@@ -7,8 +7,6 @@ says what has to hold of it, `faulted_runs` makes the runs.
 The recorder's clocks run a few hundred times faster here (`hasten`), so that a run takes some milliseconds.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import logging

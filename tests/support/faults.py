@@ -22,8 +22,6 @@ What is not a site, because these errors cannot come from there:
 - locks (`with lock:`), and whatever else is not a call: they do not allocate, and touch no file.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

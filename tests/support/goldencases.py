@@ -6,8 +6,6 @@ The hook records the inputs and outputs; the states are read around each call he
 of the dumps (`with_states`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ the product: `LawRun`, `identities_of`, `LocateRun`, and a comparison under meas
     judged.word, judged.said          # "WRONG", "model.layers.1.mlp.down_proj.weight is ..."
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

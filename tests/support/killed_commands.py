@@ -13,8 +13,6 @@ looked at once. What must hold:
 - where the disk failed, the command ended with a documented exit code and a message, never with a traceback.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

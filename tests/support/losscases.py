@@ -1,7 +1,5 @@
 """OpenRLHF's own losses on small tensors, called by trainers that call them as its training steps do."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from dataclasses import dataclass, field

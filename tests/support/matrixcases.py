@@ -3,8 +3,6 @@
 `Bench.script(config)` says what the workers of a cell do (`fake_worker`); input number n of the selection is called "d<n>" in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -6,8 +6,6 @@
 Each fault was written down, with the module and the cause that an engineer would want to read, before the judge saw it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

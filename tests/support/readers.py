@@ -6,8 +6,6 @@ below /root would not start). As anybody else the store loses its write bits. A 
 have: `mounted` then gives None, and the test goes by permission bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,10 +5,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recorded-fields.md"
+
+
+def linted(store):
+    """What the laws say of all dumps of a store that are files of their own."""
+    return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
 def listed():

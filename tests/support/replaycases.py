@@ -1,7 +1,5 @@
 """Small dumps for replay tests: published into a store like captured ones, with made-up tokens of a fixed seed."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Files that runs leave behind, as their writers lay them out, of the same made-up rows: healthy, or with a planted fault."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

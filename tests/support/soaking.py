@@ -11,8 +11,6 @@ The other half of the calls is made by one recorder, on a disk with errors, for 
 on the way: nothing may come to stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """An optimizer step of a real tiny model, recorded as a trainer records it, right or with a fault: forwards, losses, norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path

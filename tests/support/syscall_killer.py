@@ -22,8 +22,6 @@ Example::
     assert end.killed and len(end.calls) == 7
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

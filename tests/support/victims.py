@@ -21,8 +21,6 @@ Example::
         job.started
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -4,8 +4,6 @@ The stand-ins have the signatures and values of verl 0.9.1, whose loss is inside
 around it. `test_own_classes` runs TRL itself, and the others where they are installed.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -15,10 +13,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
-from recordedfields import unlisted_of
+from recordedfields import linted, unlisted_of
 from torch import nn
 
-from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.trainers import trl_losses, verl_adapter
 from actordbg.trainers.recorded_losses import _Recorder
@@ -174,7 +171,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store, mon
         assert named[of][mask] == pytest.approx(named["log_probs"][mask] * factor, rel=1e-5)
     assert call.actions is not None and call.actions[mask].tolist() == IDS[:, PROMPT:][MASK > 0].tolist()
     assert (call.fact("micro_batch"), call.fact("grad_norm")) == (0, NORM)
-    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    findings = linted(store)
     assert not findings.broken, findings.in_words()
     assert findings["normalization"].looked_at == 1, "the losses are the whole step's"
     assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"

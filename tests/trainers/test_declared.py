@@ -3,17 +3,14 @@
 Read: AReaL 1.0.4 (4aef98d), miles 0.1.0 (31f1ca9), NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447), slime 0.3.1 (624b824).
 """
 
-from __future__ import annotations
-
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from adaptercases import dumps_of, record_here, small_model, truth_of
-from recordedfields import unlisted_of
+from recordedfields import linted, unlisted_of
 
-from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.trainers import recorded_model
 
@@ -325,7 +322,7 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
         named, active = call.log_probs(), call.active
         assert active is not None and call.actions is not None and call.actions[active].tolist() == [2, 7, 3, 4, 1]
         assert {"log_probs", "rollout_log_probs"} <= set(named) and (named["log_probs"][active] < 0).all()
-    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    findings = linted(store)
     known = {"duplicates", "reference"}  # both micro-batches are the same, and no policy is updated
     told = sorted(found.said for found in findings.found if found.rule.name not in known)
     assert len(told) == 2, told

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
+from commandline import invoke
 from roots import FORKED, ROOT
 from typer.testing import CliRunner
 
@@ -283,7 +284,7 @@ def test_a_replay_runs_the_code_of_one_trainer(written, recording):
         assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
         assert '"adapter is null" or "adapter=\'mine\'"), or pass --through rows' in str(refused.hint)
     for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
-        assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
+        assert invoke(recording, "replay --dry-run", *given).exit_code == 0
 
 
 def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it():

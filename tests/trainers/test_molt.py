@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from actorcases import make_dump
 from adaptercases import dumps_of, record_here
-from commandline import invoke
+from commandline import in_json, invoke
 
 from actordbg.actor.rules import check_config
 from actordbg.actor.session import ActorSession
@@ -152,7 +151,7 @@ def molt(store, tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: molt-rl\nVersion: 0.2.1\n")
     for proof in ("require_hook", "require_seen"):  # by another interpreter, which takes seconds
         monkeypatch.setattr(patching, proof, lambda *_: "0")
-    told = invoke(store, "patch", "--target", str(tmp_path / "molt/models/actor.py"))
+    told = invoke(store, "patch --target", str(tmp_path / "molt/models/actor.py"))
     assert told.exit_code == 0 and "not OpenRLHF's" in told.output
     monkeypatch.syspath_prepend(str(tmp_path))
     record_here(store, calls=["forward", "loss"])
@@ -211,7 +210,7 @@ def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a
     ]
     assert {dump.record.versions["molt-rl"] for dump in dumps} == {"0.2.1"}
     assert all(dump.record.replayable for dump in dumps if dump.record.point == FORWARD)
-    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    answer = in_json(store, "lint")
     rule, side = FAULTS[fault]
     assert answer["sentence"].startswith(f"WRONG ({side})" if rule else "RIGHT"), answer["sentence"]
     assert {each["rule"] for each in answer["findings"]} >= ({rule} if rule else set())

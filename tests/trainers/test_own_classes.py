@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 from amounts import first_or_all
-from commandline import invoke
+from commandline import in_json
 
 from actordbg.store.layout import Store
 from benchmarks import faulty_grpo, faulty_trl, own_classes
@@ -29,7 +29,7 @@ def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path
     """Reference log-probs of another token, then of another row; a mask that is shifted; a row twice: one step each, from 1 on."""
     folder = tmp_path / "late"
     faulty_grpo.recorded(folder, "late")
-    answer = json.loads(invoke(Store(folder / "store"), "lint", "--json").stdout)
+    answer = in_json(Store(folder / "store"), "lint")
     broken = {rule["rule"] for rule in answer["rules"] if rule["state"] == "broken"}
     assert answer["verdict"] == "WRONG" and {"alignment", "rows", "lengths", "duplicates"} <= broken, answer["sentence"]
     assert "step 1: base_action_log_probs are shifted" in (text := json.dumps(answer["findings"])), text

@@ -1,7 +1,5 @@
 """Packed calls through the writers: each becomes rows, whoever writes it, and what cannot be told apart is named."""
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

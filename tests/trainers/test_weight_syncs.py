@@ -133,7 +133,7 @@ def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refus
     path.write_text(path.read_text().replace('"number":0', '"number":"x"'))
     with pytest.raises(CorruptDump):
         read_sync(path)
-    assert "damaged-weights" in invoke(store, "store", "fsck").output
+    assert "damaged-weights" in invoke(store, "store fsck").output
 
 
 class FakeEngine:

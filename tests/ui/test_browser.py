@@ -4,8 +4,6 @@ They need Playwright (the extra `dev`) and a Chromium on PATH (`apt-get install 
 What a page is made of is tested without a browser in `test_page.py`.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`actordbg ui`: who gets in, what is shown, and that nothing is changed by looking."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os
