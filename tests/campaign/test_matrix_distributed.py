@@ -46,7 +46,9 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def record(store):
     more = "--tp 1,2 --packing both" if WHOLE else "--tp 2 --packing on"
-    given = f"--backend deepspeed,fsdp2 --zero-stage {ZERO3['zero_stage']} {more} --nproc 2 --align same --dtype fp32 --timeout 900"
+    given = (
+        f"--backend deepspeed,fsdp2 --zero-stage {ZERO3['zero_stage']} {more} --nproc 2 --align same --dtype fp32 --timeout 900"
+    )
     record = matrix(store, f"{given} {USUAL}", 0)
     assert record.good
     return record

@@ -12,7 +12,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from actorcases import ZERO3, main, make_dump
+from actorcases import main, make_dump
 from amounts import WHOLE, first_or_all
 from planted_table import log_probs_that, patched
 
