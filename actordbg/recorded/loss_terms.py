@@ -35,6 +35,8 @@ _FARTHEST, _MOST_KL = 20.0, 10.0
 """Nats to which OpenRLHF limits a log ratio, and a term of the KL penalty."""
 VALUES = ("values", "old_values", "returns")
 """Names of the tensors that a critic's loss gets."""
+OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
+"""Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
 
 
 @dataclass(frozen=True)

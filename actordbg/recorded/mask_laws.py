@@ -29,6 +29,15 @@ values that the rewards of a verifier have; standard errors beyond chance; the s
 """
 
 
+def beginning(call: RecordedCall, answer: Answer) -> None:
+    bos, ids, real = call.record.actor.get("bos_token_id"), call.sequences, call.array("attention_mask")
+    if type(bos) is not int or ids is None or real is None or real.shape != ids.shape or ids.shape[1] < 2:
+        return
+    at = np.minimum((real != 0).argmax(1), ids.shape[1] - 2)
+    rows = np.arange(len(ids))
+    answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
+
+
 def _scorer(call: RecordedCall) -> str:
     """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
     return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"

@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.recorded.loss_terms import VALUES, Terms, loss_terms, penalty
+from actordbg.recorded.loss_terms import OF_ROWS, VALUES, Terms, loss_terms, penalty
 from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 
@@ -36,8 +36,6 @@ _TRIMMED = (
 )  # fmt: skip
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
-OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
-"""Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
 
 
 def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
@@ -58,9 +56,7 @@ def side_of(name: str) -> str:
 
 
 def side_apart(call: RecordedCall, name: str) -> str:
-    """Return the side that is wrong where a tensor is not of the tokens or rows of the trainer's log-probs. Those that were
-    recorded in a loss are of its rows; in a file either may have been moved.
-    """
+    """Return the side that is wrong where a tensor is not of the trainer's tokens or rows: in a file, either may have moved."""
     return EITHER if call.imported else side_of(name)
 
 

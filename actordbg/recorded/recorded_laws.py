@@ -108,15 +108,6 @@ def _entropy(call: RecordedCall, answer: Answer) -> None:
     answer.rows(call, bad.any(1), f"entropy is not within 0 and {most:.4g} nats at an action")
 
 
-def _beginning(call: RecordedCall, answer: Answer) -> None:
-    bos, ids, real = call.record.actor.get("bos_token_id"), call.sequences, call.array("attention_mask")
-    if type(bos) is not int or ids is None or real is None or real.shape != ids.shape or ids.shape[1] < 2:
-        return
-    at = np.minimum((real != 0).argmax(1), ids.shape[1] - 2)
-    rows = np.arange(len(ids))
-    answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
-
-
 def _importance(call: RecordedCall, answer: Answer) -> None:
     weights, mode = call.array("term_weights"), call.fact("loss.weights_mode")
     apart = call.between("old_log_probs", "rollout_log_probs")
@@ -218,7 +209,7 @@ LAWS = (
     RecordedLaw(
         "beginning", "a row begins with one BOS", "open-r1 PR#462",
         "encode a prompt that has a BOS with add_special_tokens=False", ("attention_mask", "bos_token_id"), EITHER,
-        judge=_beginning, over_calls=False, fails="a row begins with two BOS tokens",
+        judge=mask_laws.beginning, over_calls=False, fails="a row begins with two BOS tokens",
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0, and none of a sampled token below -100", "verl#2656",
