@@ -414,5 +414,6 @@ if __name__ == "__main__":
     what, where, which, checkout, *rest = sys.argv[1:]
     if what == "train":
         train(Path(where), which, Path(checkout).absolute(), rest[0])
-    chosen = {name: CASES[which][1][name] for name in rest or CASES[which][1]}
-    raise SystemExit(not every(Path(where), chosen, recorded(which, Path(checkout).absolute())))
+    else:
+        chosen = {name: CASES[which][1][name] for name in rest or CASES[which][1]}
+        raise SystemExit(not every(Path(where), chosen, recorded(which, Path(checkout).absolute())))
