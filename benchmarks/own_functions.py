@@ -94,7 +94,7 @@ class Job:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="sdpa")
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         prompts, answers, values, gains = _rollout(folder / "model", {})
         self.tokens = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
         self.answers = [len(answer) for answer in answers]
@@ -122,7 +122,7 @@ class Job:
 _ARGUMENTS: dict[str, Any] = {
     "rollout_temperature": TEMPERATURE, "advantage_estimator": "grpo", "eps_clip": 0.2, "eps_clip_high": 0.28, "eps_clip_c": None,
     "use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "get_mismatch_metrics": False, "use_kl_loss": True,
-    "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": False, "entropy_coef": 0.01, "use_opsm": False,
+    "kl_loss_coef": 1.0, "kl_loss_type": "low_var_kl", "use_unbiased_kl": False, "entropy_coef": 0.01, "use_opsm": False,
     "loss_type": "policy_loss",
     "use_rollout_logprobs": False, "calculate_per_token_loss": False, "recompute_loss_function": False, "allgather_cp": False,
     "log_probs_chunk_size": -1, "custom_tis_function_path": None, "custom_pg_loss_reducer_function_path": None,
@@ -318,9 +318,10 @@ def _areal(job: Job, plant: Callable[[Any], None]) -> None:
     data = {"input_ids": padded(job.tokens), "attention_mask": real, "loss_mask": mask, "advantages": gains}
     data |= {"logprobs": engine, "prox_logp": engine + 0.01 * mask}
     loss = functools.partial(actor.grpo_loss_fn, eps_clip=0.2, eps_clip_higher=0.28, c_clip=None, use_decoupled_loss=True)
+    trainer = Engine()
     for step in range(2):
         part = {name: rows[4 * step : 4 * step + 4] for name, rows in data.items()}
-        Engine().train_batch(part, loss_fn=loss, loss_weight_fn=lambda own: own["loss_mask"].count_nonzero())
+        trainer.train_batch(part, loss_fn=loss, loss_weight_fn=lambda own: own["loss_mask"].count_nonzero())
 
 
 def _changed(name: str, change: Callable[..., Any]) -> Callable[[Any], None]:
