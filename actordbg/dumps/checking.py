@@ -317,7 +317,7 @@ CHECKS: dict[str, Check] = {
 def check(
     store: Store, *, deep: bool = True, without: Collection[str] = (), on_start: Callable[[str], None] = lambda name: None
 ) -> list[StoreFault]:
-    """Run all checks and return their findings, each once. `without`: checks to skip. `on_start` gets each check's name.
+    """Run all checks and return their findings, each once, damage first. `without`: checks to skip. `on_start` gets their names.
 
     Raises StoreProblem if the store does not exist.
     """
@@ -325,10 +325,11 @@ def check(
     if not os.path.lexists(store.format_path) and not any(os.path.isdir(store.root / name) for name in known):
         raise StoreProblem(f"there is no store in {store.root}", hint="pass --store DIR")
     newer = any(finding.kind == "newer-store" for finding in format_file(store, False))
-    findings: dict[tuple[str, str], StoreFault] = {}
+    findings: dict[tuple[str, str, str], StoreFault] = {}
     for name, look in CHECKS.items():
         if name not in without and (not newer or name == "format"):
             on_start(name)
             for finding in look(store, deep):
-                findings.setdefault((os.fspath(finding.place), finding.kind), finding)
+                key = (finding.severity, os.fspath(finding.place), finding.kind)
+                findings.setdefault(key, finding)
     return [findings[key] for key in sorted(findings)]
