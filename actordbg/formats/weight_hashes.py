@@ -43,7 +43,7 @@ _SAMPLE = re.compile(rf"([0-9a-f]{{8}}){{0,{SAMPLED}}}\Z")
 STATE_SAMPLED = 1024
 """Elements of an optimizer that are sampled."""
 _STATE = re.compile(rf"[0-9a-f]{{0,{48 * STATE_SAMPLED}}}\Z")
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base_model.model.")
+_WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|base_model\.model\.")
 """Prefixes that torch.compile, activation checkpointing and peft add to parameter names."""
 
 
@@ -66,9 +66,8 @@ class RunFile:
 
 @dataclass(frozen=True)
 class ParameterHash:
-    """What identifies a parameter. part: (first, count) of the elements of the flattened parameter that the rank held, None for
-    all. sha256: of these, None if they were not hashed. frozen: it is not trained. sample: `sampled` elements of them as float32,
-    little-endian, in hex; "" if none were taken, and `why_not` says why.
+    """What identifies a parameter. part: (first, count) of its flattened elements that the rank held, None for all. sha256: of
+    these, None if not hashed. frozen: not trained. sample: `sampled` ones, float32 in hex; "" for none, and `why_not` says why.
     """
 
     dtype: str
@@ -81,10 +80,8 @@ class ParameterHash:
 
     def __post_init__(self) -> None:
         check_sizes((*self.shape, *(self.part or ())))
-        if self.sha256 is not None and not _HEX.match(self.sha256):
-            raise ValueError("a hash is invalid")
-        if not _SAMPLE.match(self.sample):
-            raise ValueError("a sample is invalid")
+        if not _SAMPLE.match(self.sample) or (self.sha256 is not None and not _HEX.match(self.sha256)):
+            raise ValueError("a hash or a sample is invalid")
 
 
 @dataclass(frozen=True)
@@ -271,11 +268,8 @@ def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...],
     for name, parameter in model.named_parameters():
         local, part, why_not = _local(name, parameter)
         dtype = parameter.dtype if local is None else local.dtype
-        yield (
-            name,
-            (dtype, getattr(parameter, "ds_shape", parameter.shape), part, None, not parameter.requires_grad, why_not),
-            local,
-        )
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        yield name, (dtype, shape, part, None, not parameter.requires_grad, why_not), local
 
 
 def described(name: str, held: tuple[Any, ...], **more: Any) -> tuple[str, ParameterHash]:
@@ -286,9 +280,7 @@ def described(name: str, held: tuple[Any, ...], **more: Any) -> tuple[str, Param
 
 def bare_name(name: str) -> str:
     """Return the name of a parameter without what wrappers add."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return _WRAPPERS.sub("", name)
 
 
 def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:
