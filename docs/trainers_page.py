@@ -9,10 +9,10 @@ from actordbg.trainers.find_adapter import BUILT_IN, HOSTS, installed
 INTRODUCTION = """\
 # Trainers
 
-What each adapter declares, and what of it ran. "ran": the trainer's own code, on a CPU. Of AReaL (`FSDPEngine.train_batch`),
-miles (`FSDPTrainRayActor._train_step`), prime-rl (`forward`, `compute_loss`), slime (`train_one_step`) and NeMo-RL
-(`automodel/train.py`, `ClippedPGLossFn`) that is what is named here, around a small Llama, with imports that were not there
-replaced. "read": the source only. "-": not supported, or there is nothing of it. Nothing here ran on a GPU.
+What each adapter declares, and what of it ran. "ran": the trainer's own code, on a CPU; that is `FSDPEngine.train_batch` of
+AReaL, `FSDPTrainRayActor._train_step` of miles, `forward` and `compute_loss` of prime-rl, `train_one_step` of slime,
+`automodel/train.py` and `ClippedPGLossFn` of NeMo-RL, each around a small Llama, with imports that were not there replaced.
+"read": the source only. "-": not supported, or there is nothing of it. Nothing here ran on a GPU.
 [Other trainers](../how-to/other-trainers.md) says how to use them.
 """
 HEAD = (

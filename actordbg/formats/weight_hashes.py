@@ -266,10 +266,9 @@ def _is_plain_fp32(parameter: torch.Tensor) -> bool:
 def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor | None]]:
     """Yield each parameter's name, what it is as `described` reads it, and the part that this rank holds, None if unknown."""
     for name, parameter in model.named_parameters():
-        local, part, why_not = _local(name, parameter)
+        local, part, why = _local(name, parameter)
         dtype = parameter.dtype if local is None else local.dtype
-        shape = getattr(parameter, "ds_shape", parameter.shape)
-        yield name, (dtype, shape, part, None, not parameter.requires_grad, why_not), local
+        yield name, (dtype, getattr(parameter, "ds_shape", parameter.shape), part, None, not parameter.requires_grad, why), local
 
 
 def described(name: str, held: tuple[Any, ...], **more: Any) -> tuple[str, ParameterHash]:

@@ -51,7 +51,7 @@ def _listed(output: Any) -> Scores:
 
 
 _left: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Of a trainer of miles: the step that it is in, and how many of its micro-batches are left."""
+"""The step that a trainer of miles is in, and how many of its micro-batches are left."""
 
 
 def _after_the_last_micro_batch(call: Arguments) -> Any:

@@ -280,7 +280,9 @@ def test_the_command_says_what_it_found_and_repairs_when_asked(store):
     assert (quick.exit_code, "no problems" in quick.stdout) == (0, True), "a payload is not read by --quick"
     (store.root / "another's").touch()
     found = invoke(*words)
-    assert found.exit_code == 1 and found.stdout.startswith(f"damage: damaged-dump: {path}: ") and "\nnote: foreign" in found.stdout
+    assert (
+        found.exit_code == 1 and found.stdout.startswith(f"damage: damaged-dump: {path}: ") and "\nnote: foreign" in found.stdout
+    )
     assert "--repair" in found.stderr and (store.root / path).exists()
     answer = json.loads(invoke(*words, "--repair", "--json").stdout)
     assert [one["path"] for one in answer["repaired"]] == [path] and answer["failed"] == []
