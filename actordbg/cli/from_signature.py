@@ -48,7 +48,7 @@ Told = dict[str, dict[str, Any]]
 _ANSWER: dict[str, Any] = {"CommandResult": object}
 _OF_METHODS = {**_ANSWER, "Where": ChosenInputs, "Limits": ComparisonLimits, "Training": TrainingOptions}
 """What the types in the signatures of methods are here: those of answers are imported when they are called."""
-_hints = partial(typing.get_type_hints, localns=_ANSWER, include_extras=True)
+_hints = partial(inspect.get_annotations, eval_str=True, locals=_ANSWER)
 _NONE: Given = MappingProxyType({})
 _UNMARKED, _USUAL = Option(), HelpPlace()
 
@@ -104,7 +104,7 @@ def of_method(method: Callable[..., Any], on_cluster: bool) -> Callable[..., Any
     first, *own = inspect.signature(method).parameters.values()
     if first.name != "self":
         return method  # a static method, which needs no store
-    hints = _hints(method, localns=_OF_METHODS)
+    hints = _hints(method, locals=_OF_METHODS)
     hints |= {name: kind for name, kind in _SHARED.items() if name in hints and hints[name] is not ChosenInputs}
     many = next((mine.name for mine in own if mine.kind is mine.VAR_POSITIONAL), "")
 

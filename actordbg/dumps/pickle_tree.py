@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -111,7 +112,9 @@ class TreeMachine(Machine):
 
 
 _INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
-_RUN = re.compile(rb"(?:((?:K.){16,}+)|((?:K.|M..|J....){16,}+)|((?:G.{8}){16,}+))e", re.DOTALL)
+_MANY = b"{16,}+" if sys.version_info >= (3, 11) else b"{16,1000000}"
+"""Python 3.10 has no repeats that are never undone, and keeps 200 bytes of memory for each."""
+_RUN = re.compile(rb"(?:((?:K.)%b)|((?:K.|M..|J....)%b)|((?:G.{8})%b))e" % (_MANY, _MANY, _MANY), re.DOTALL)
 """Opcodes of numbers up to that which appends them to a list."""
 
 

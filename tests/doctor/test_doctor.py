@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-import tomllib
 from casefiles import cases_of
 from roots import ROOT, script
 from typer.testing import CliRunner
@@ -22,6 +21,7 @@ from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.cli.patch import render
+from actordbg.config.sources import parse_toml
 from actordbg.doctor import checkup, python_environment as environment
 from actordbg.doctor.python_environment import bad, known_findings, ok, warn
 from actordbg.install import trailer
@@ -135,7 +135,7 @@ def here(tmp_path, store, monkeypatch):
 
 
 def test_every_dependency_of_the_package_is_examined_and_known_good_is_what_is_pinned():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = parse_toml((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[<>=\[;]", line)[0] for line in project["dependencies"] if "python_version" not in line}
     assert environment.PACKAGES["capture"].keys() | environment.PACKAGES[environment.DESK].keys() == required
     pinned = dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))

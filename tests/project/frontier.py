@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomllib
-
+from actordbg.config.sources import parse_toml
 from actordbg.trainers.find_adapter import installed, places
 from actordbg.trainers.openrlhf import adapter
 
@@ -48,7 +47,7 @@ class Change:
 
 def contracts():
     """Return the contract of each package: the table's places, the adapters' seams, and OpenRLHF's losses."""
-    table = tomllib.loads(CONTRACTS.read_text())
+    table = parse_toml(CONTRACTS.read_text())
     found = {package: dict(entry.get("places", {})) for package, entry in table.items()}
     for name in places():
         for seam in installed(name).seams:

@@ -1,5 +1,6 @@
 """The habits of the house: tests measure no time, commits pass the checks that CI runs, and tests lie where a reader looks."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -110,6 +111,18 @@ def test_no_control_flow_hides_in_expressions():
     assert {name: places for name, places in hidden.items() if any(places.values())} == {}
     nested = figures.depths(figures.product(ROOT))
     assert nested[len(nested) * 9 // 10] <= 5, "give the steps of the deepest expressions names"
+
+
+def test_no_pattern_needs_python_3_11():
+    """Possessive repeats and atomic groups came with it; `requires-python` is 3.10."""
+    for path in figures.product(ROOT):
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and "compile" in ast.dump(node.func)
+        ]
+        given = [node.value for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)]
+        assert not [text for text in given if re.search(r"(?<!\\)[+*?}]\+|\(\?>", str(text))], path
 
 
 def dense(source):

@@ -11,11 +11,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 from replaycases import old_pickle
 from roots import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+from actordbg.config.sources import parse_toml
+
+PROJECT = parse_toml((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = {"torch", "deepspeed", "transformers", "openrlhf", "flash-attn", "ray", "vllm", "accelerate", "peft"}
 
 

@@ -4,16 +4,16 @@ import json
 import sys
 
 import pytest
-import tomllib
 from catalogcases import append, fill, result, spec, write_spec
 from roots import ROOT, environment
 from runkit import python
 
 from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
+from actordbg.config.sources import parse_toml
 from actordbg.store.layout import Store
 
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+CONTRACTS = parse_toml((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 (DESK_ONLY,) = [set(contract["forbidden_modules"]) for contract in CONTRACTS if "the capture zone is light" in contract["name"]]
 
 

@@ -11,12 +11,12 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
 from commandline import typed
+from pytest import MonkeyPatch
 from roots import FORKED, ROOT, script
 
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -142,7 +142,8 @@ def run_blocks(blocks, work, **variables):
     for command in (command for block in blocks for command in block.commands):
         words = shlex.split(command.text)
         if words[0] == "actordbg" and list(_simple_commands(command.text)) == [words] and "*" not in command.text:
-            with chdir(work), patch.dict(os.environ, environment | variables, clear=True):
+            with MonkeyPatch.context() as here, patch.dict(os.environ, environment | variables, clear=True):
+                here.chdir(work)
                 done = typed(*words[1:])
         else:
             done = subprocess.run(

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
-import tomllib
 import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, truth_of
@@ -20,6 +19,7 @@ from actordbg.actor.rules import check_config, leaked
 from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.sources import parse_toml
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
 from actordbg.trainers.find_adapter import BUILT_IN
@@ -193,7 +193,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
 
 
 def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_process_light():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = parse_toml((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     light = [contract["source_modules"] for contract in contracts if Seam.__module__ in contract.get("source_modules", ())]
     assert len(light) == 2
     for adapter in BUILT_IN.values():
