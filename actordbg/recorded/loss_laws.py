@@ -120,14 +120,13 @@ def _counts(calls: Calls, answer: Answer) -> None:
     for words, losses in steps(calls):
         mode = aggregation(losses[0].loss_attributes)
         placed = {(key, call.record.rank) for call in losses for key in call.row_keys}
-        if mode not in OF_STEPS or len({key for key, _ in placed}) < len(placed) or not is_whole(losses):
-            continue  # ranks of tensor parallelism have the same rows
-        counts = np.concatenate([call.counts for call in losses if call.counts is not None])
-        by_rows, weights = mode == "call-row-means", [call.array("term_weights") for call in losses]
-        size, what = ((counts > 0).sum(), "rows") if by_rows else (counts.sum(), "actions")
+        apart = len({key for key, _ in placed}) == len(placed)  # ranks of tensor parallelism have the same rows
+        if mode not in OF_STEPS or not apart or not is_whole(losses) or any(call.counts is None for call in losses):
+            continue
+        counts = np.concatenate([call.counts for call in losses])
+        size, what = ((counts > 0).sum(), "rows") if mode == "call-row-means" else (counts.sum(), "actions")
         given = {call.fact(OF_STEPS[mode]) for call in losses}
-        left_out = any(factors is not None and not factors.all() for factors in weights)
-        if size and None not in given and given != {size} and not left_out:
+        if size and None not in given and given != {size}:
             said = f"{words}: its losses are divided by {number(min(given))}, and it has {size} {what}"
             answer.violated(losses[0], said)
 

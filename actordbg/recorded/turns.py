@@ -261,9 +261,12 @@ def trajectories_of(store: Store, run: str | None) -> tuple[list[Trajectory], in
 def rewards(calls: Calls, answer: Answer) -> None:
     """Hold each row's reward against that of its conversation. Rewards that were shaped in between are not judged."""
     answer.lacks = "rewards of the rollout (run --turns), not shaped"
-    losses: Any = [call for call in calls if call.is_loss and call.root and call.array("rewards") is not None]
+    found = [(call, call.array("rewards")) for call in calls if call.is_loss and call.root]
+    losses: Any = [call for call, each in found if each is not None and each.size == len(call.row_keys)]
     for root, run in {(call.root, call.record.run): None for call in losses}:
-        got = {key_of(each.trained): each.reward for each in trajectories_of(Store(root), run)[0]}
+        told = {(key_of(each.trained), each.reward) for each in trajectories_of(Store(root), run)[0]}
+        times = Counter(key for key, _ in told)
+        got = {key: reward for key, reward in told if times[key] == 1}  # equal conversations may have unlike rewards
         rows = [(call, row, key) for call in losses if call.record.run == run for row, key in enumerate(call.row_keys)]
         known = {key: (call, row) for call, row, key in rows if got.get(key) is not None}
         own = np.array([got[key] for key in known])

@@ -87,7 +87,8 @@ def prime_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     def long(name: str) -> Any:
         return None if call.get(name) is None else torch.cat(tuple(call[name]))[None, 1:]
 
-    weights, facts = long("rl_weights"), {"policy_loss_type": "other"}
+    weights, mask, facts = long("rl_weights"), long("loss_mask"), {"policy_loss_type": "other"}
+    mask = mask if weights is None else mask & (weights != 0)  # `rl_scale` counts no token of weight 0
     config = inspect.getclosurevars(of).nonlocals.get("loss_config") if inspect.isfunction(of := call.get("rl_loss_fn")) else None
     alone = call.get("ce_weights") is None and call.get("ref_kl_weights") is None
     if alone and hasattr(config, "dppo_mask_high"):
@@ -95,7 +96,7 @@ def prime_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
         facts = {"policy_loss_type": "dppo", "loss_agg_mode": _BY_TOKEN, **{name: getattr(config, name) for name in names}}
     rollout = long("inference_logprobs")
     return LossCall(
-        long("trainer_logprobs"), long("loss_mask"), long("advantages"), rollout, rollout, output[0],
+        long("trainer_logprobs"), mask, long("advantages"), rollout, rollout, output[0],
         batch_num_tokens=call["rl_scale"], facts=facts, weights=weights, own={"base_action_log_probs": long("ref_logprobs")},
     )  # fmt: skip
 

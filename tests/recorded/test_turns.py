@@ -334,3 +334,14 @@ def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(sto
     answer = Answer(RULES[0])
     rewards([SimpleNamespace(array=lambda _: np.array(given), **about)], answer)
     assert (len(answer.found), answer.looked_at) == (found, judged)
+    stored(store, *(replace(each, number=each.number + 9, reward=9.0) for each in made))
+    answer = Answer(RULES[0])
+    rewards([SimpleNamespace(array=lambda _: np.array(given), **about)], answer)
+    assert (len(answer.found), answer.looked_at) == (0, 0), "equal conversations have unlike rewards"
+    rewards([SimpleNamespace(array=lambda _: np.array([1.0]), **about)], answer)
+    assert answer.looked_at == 0, "one reward is not that of each row"
+
+
+@pytest.mark.parametrize("value", [None, torch.ones(2), float("nan"), "much"])
+def test_a_reward_that_is_not_one_finite_number_costs_no_turns(value):
+    assert turn_recording._number(value) is None and turn_recording._number(torch.tensor(0.5)) == 0.5

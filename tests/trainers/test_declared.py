@@ -13,6 +13,7 @@ from recordedfields import linted, unlisted_of
 
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.trainers import recorded_model
+from actordbg.trainers.declared_losses import prime_loss
 
 ROWS = [torch.tensor([5, 9, 11, 2, 7, 3]), torch.tensor([4, 8, 4, 1])]
 ANSWERS, TOTALS, HEAT = [3, 2], [6, 4], 0.7
@@ -329,3 +330,12 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
     for step, (words, known) in enumerate(zip(told, FAULTS[name], strict=True), 1):
         assert words.startswith(f"step {step}: its losses") and known in words, words
     assert not unlisted_of(store.iter_dumps())
+
+
+def test_a_token_without_weight_is_no_action_of_prime_rls_loss():
+    """`rl_scale` does not count it, so neither does what the divisor is held against."""
+    names = ("trainer_logprobs", "inference_logprobs", "advantages")
+    parts = {name: [torch.ones(3), torch.ones(2)] for name in names} | {"loss_mask": [torch.ones(3) > 0, torch.ones(2) > 0]}
+    for weights, mask in ([torch.tensor([1.0, 0.5, 0.0]), torch.ones(2)], [True, False, True, True]), (None, [True] * 4):
+        read = prime_loss(parts | {"rl_weights": weights, "rl_scale": 3}, None, (torch.tensor(1.0),))
+        assert read.action_mask.tolist() == [mask]

@@ -9,9 +9,11 @@ small file is published. A failure is printed once, and the rollout continues un
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import itertools
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -106,6 +108,14 @@ def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], resul
     bos, eos = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
     who = (run, socket.gethostname(), os.getpid(), number, now_timestamp())
-    reward = None if result.get("reward") is None else float(result["reward"])
-    trajectory = Trajectory(*who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges, reward=reward)
+    trajectory = Trajectory(
+        *who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges, reward=_number(result.get("reward"))
+    )
     atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json())
+
+
+def _number(value: Any) -> float | None:
+    """Return one finite number as a float; None for anything else, as the turns are recorded without it."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        return number if math.isfinite(number := float(value)) else None
+    return None
