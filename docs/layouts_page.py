@@ -88,7 +88,7 @@ def layouts_markdown() -> str:
     lines += [
         "", "Anything else is refused: it is not a file that is read.",
         "A plain pickle holds an old recorder's call, or rows as lists, arrays or tensors.",
-        "", "Limits: 1 GiB of arrays, 512 MiB of a `torch.save` archive's pickle, 64 MiB a line of JSON, 128 MiB a list in JSON.",
+        "", "Limits: 1 GiB of arrays that are needed at once, 8 GiB of a pickle, 64 MiB a line of JSON, 128 MiB a list in JSON.",
         "A parquet file takes as much memory as its largest row group.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +19,7 @@ import numpy as np
 from actordbg.base.errors import Unsupported
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import BYTES, KINDS, NUMBERS, PACKED, RECORD, SKYRL, TENSOR, VERL
+from actordbg.dumps.pickle_tree import BYTES, FLOATS, NUMBERS, PACKED, RECORD, SKYRL, SMALL, TENSOR, VERL, whole_numbers
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.store.payload import numbers_of
 
@@ -26,10 +27,52 @@ HEAD = 2**16
 """Bytes of a file's beginning by which it is known."""
 MOST_BYTES = 2**30
 """Largest sum of the arrays of a file that is read at once."""
+MOST_PICKLE = 2**33
+"""Largest pickle."""
 MOST_SHARES = 16
-"""How many times as large as their storages the different tensors of an archive may be, together."""
+"""How many times as large as their storages the different tensors of an archive may be, together; and numbers as their pickle."""
 MOST_DIRECTORY = 2**26
 """Largest table of contents of an archive, in bytes."""
+MAPPED = 2**26
+"""Bytes from which on a part of a file is not read whole, but where it is asked for."""
+MOST_KEPT = 256
+"""Arrays that are kept to be shared by the rows that follow."""
+
+
+class FilePart:
+    """A part of a file, of which slices are read."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self.file, self.start, self.size = file, start, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: slice) -> bytes:
+        first, last, _ = place.indices(self.size)
+        self.file.seek(self.start + first)
+        return self.file.read(max(0, last - first))
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it lies in a file, which can be mapped."""
+        return not isinstance(self.file, io.BytesIO)
+
+
+class Parts(Sequence[Any]):
+    """A list whose parts are made when they are asked for: a file's rows, one after another."""
+
+    def __init__(self, trees: list[Any], made: Callable[[Any], Any]) -> None:
+        self.trees, self.made = trees, made
+
+    def __len__(self) -> int:
+        return len(self.trees)
+
+    def __getitem__(self, place: Any) -> Any:
+        return Parts(self.trees[place], self.made) if isinstance(place, slice) else self.made(self.trees[place])
+
+
+LISTS = (list, Parts)
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
@@ -47,14 +90,8 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 def record_pickle(trees: LegacyReader, file: BinaryIO) -> Any:
-    """Return what a pickle of a record in `pickle_tree.RECORDS` holds."""
-    if file.seek(0, os.SEEK_END) > trees.limits.file_bytes:
-        raise Unsupported(
-            f"it is a batch of more than {trees.limits.file_bytes} bytes",
-            hint="save a part of its rows: data[:256].save_to_disk('rows.pkl'), batch[:256].save('rows.pkl')",
-        )
-    file.seek(0)
-    return _Revived(trees, file.read()).whole()
+    """Return what a pickle of rows, or of a record in `pickle_tree.RECORDS`, holds."""
+    return _Revived(trees, FilePart(file, 0, file.seek(0, os.SEEK_END))).whole()
 
 
 def pickle_value(trees: LegacyReader, data: bytes) -> Any:
@@ -78,54 +115,72 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
             raise unsafe(f"{packed[0].filename:.80} is compressed, which torch.save never does")
         if archive.read(entries[f"{folder}byteorder"])[:6] != b"little" if f"{folder}byteorder" in entries else False:
             raise corrupt("it was not written on a little-endian machine")
-        if entries[name].file_size > trees.limits.file_bytes:
-            raise Unsupported(f"its pickle has more than {trees.limits.file_bytes} bytes", hint="save fewer rows in a file")
-        data = archive.read(name)
-        return _Revived(trees, data, archive, folder, entries).whole()
+        if damaged := archive.testzip():
+            raise corrupt(f"damaged: {damaged:.80} is not what its checksum says")
+        members = {name: _member(file, info) for name, info in entries.items()}
+        return _Revived(trees, members[name], folder, members).whole()
+
+
+def _member(file: BinaryIO, info: zipfile.ZipInfo) -> FilePart:
+    """Return where a member lies that is not compressed."""
+    file.seek(info.header_offset + 26)
+    lengths = struct.unpack("<HH", file.read(4))
+    return FilePart(file, info.header_offset + 30 + sum(lengths), info.file_size)
 
 
 class _Revived:
-    """Replaces the places of tensors in a tree by what is `made` of them, and records by what they hold. data: the pickle.
+    """Replaces the places of tensors in a tree by what is `made` of them, and records by what they hold.
 
-    left: bytes of storages that may still be read. room: bytes that arrays may still take: many tensors may lie in one storage.
+    left: bytes that storages, and arrays, may still take at once. room, counted: bytes that arrays, and numbers, may still have
+    in all: many tensors may lie in one storage.
     """
 
     def __init__(
         self,
         trees: LegacyReader,
-        data: bytes,
-        archive: zipfile.ZipFile | None = None,
+        pickled: bytes | FilePart,
         folder: str = "",
-        entries: Mapping[str, zipfile.ZipInfo] = MappingProxyType({}),
+        members: Mapping[str, FilePart] = MappingProxyType({}),
         made: Callable[[PlainTensor], Any] = numbers_of,
     ) -> None:
         self.made = made
-        self.trees, self.data, self.archive, self.folder, self.entries = trees, data, archive, folder, entries
-        self.left = MOST_BYTES
-        self.room = min(MOST_BYTES, MOST_SHARES * max(len(data), sum(info.file_size for info in entries.values())))
-        self.storages: dict[str, bytes] = {}
+        self.trees, self.pickled, self.folder, self.members = trees, pickled, folder, members
+        self.room = MOST_SHARES * max(len(pickled), sum(map(len, members.values())))
+        self.counted = MOST_SHARES * len(pickled)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.left = {"storages": MOST_BYTES, "tensors": MOST_BYTES}
+        self.storages: dict[str, Any] = {}
         self.arrays: dict[str, Any] = {}
 
     def whole(self) -> Any:
         """Return the pickle's value with arrays. Raises ValueError for a place that lies elsewhere."""
-        tree, self.numbers = self.trees.tree(self.data)
-        self.counted = len(self.numbers)
+        pickled = self.pickled
+        if len(pickled) > MOST_PICKLE:
+            raise Unsupported(f"its pickle has more than {MOST_PICKLE} bytes", hint="save fewer rows in a file")
+        self.data: Any
+        if isinstance(pickled, bytes) or len(pickled) < MAPPED or not pickled.in_file:
+            pickled = bytes(pickled[:])
+            self.data = memoryview(pickled)
+            return self.value(self.trees.tree(pickled))
+        end = pickled.start + pickled.size
+        self.data = FilePart(pickled.file, 0, end)
+        return self.value(self.trees.tree_in(pickled.file, pickled.start, end))
+
+    def part(self, tree: Any) -> Any:
+        """Return a part of a list. What the parts before it had is forgotten, unless it is little: it may be shared."""
+        if len(self.arrays) > MOST_KEPT or MOST_BYTES - min(self.left.values()) > MAPPED:
+            self._forget()
         return self.value(tree)
 
     def value(self, value: Any) -> Any:
         """Return a part of the tree with arrays."""
         if isinstance(value, dict):
             if value.keys() == {NUMBERS}:
-                place = repr(value)
-                if place not in self.arrays:
-                    runs = [self._run(*run) for run in value[NUMBERS]]
-                    self.arrays[place] = np.concatenate(runs) if len(runs) > 1 else runs[0]
-                return self.arrays[place]
+                return self._kept(value[NUMBERS], self._runs)
             if value.keys() == {TENSOR}:
-                place = repr(value[TENSOR])
-                if place not in self.arrays:
-                    self.arrays[place] = self._array(value[TENSOR])
-                return self.arrays[place]
+                return self._kept(value[TENSOR], self._array)
             if value.keys() == {BYTES}:
                 return np.frombuffer(self._bytes(value), np.uint8)
             if value.keys() == {PACKED}:
@@ -134,14 +189,31 @@ class _Revived:
                 return self._record(*value[RECORD])
             return {key: self.value(part) for key, part in value.items()}
         if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
-            return [self.value(part) for part in value]
+            return Parts(value, self.part)
         return value
 
-    def _run(self, kind: str, start: int, count: int) -> Any:
-        self.counted -= count * KINDS[kind]  # each place is one array
-        if min(start, count, self.counted) < 0:
+    def _kept(self, described: Any, made: Callable[[Any], Any]) -> Any:
+        place = repr(described)
+        if place not in self.arrays:
+            self.arrays[place] = made(described)
+        return self.arrays[place]
+
+    def _runs(self, runs: Any) -> Any:
+        parts = [
+            self._run(*run) if isinstance(run, list) else np.array([float(run) if type(run) is str else run]) for run in runs
+        ]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _run(self, kind: str, start: int, end: int) -> Any:
+        self.counted -= end - start
+        if not 0 <= start <= end <= len(self.data) or self.counted < 0:
             raise ValueError(kind)
-        return np.frombuffer(self.numbers, f"<{kind}", count, start)
+        opcodes = self.data[start:end]
+        if kind == SMALL:
+            return np.frombuffer(opcodes, np.uint8)[1::2]
+        if kind == FLOATS:
+            return np.frombuffer(opcodes, _FLOAT)["value"].astype("<f8")
+        return np.array(whole_numbers(opcodes), np.int32)
 
     def _record(self, kind: str, state: Any) -> dict[str, Any]:
         """Return the columns of a record, beside the name of its class. Arrays of objects (verl's `non_tensor_batch`) are left
@@ -179,15 +251,18 @@ class _Revived:
                 hint="save the batch itself: data.save_to_disk('rows.pkl'), batch.save('rows.pkl')",
             )
         start, end, as_text = place[BYTES]
-        data = self.data[start:end]
+        data = bytes(self.data[start:end])
         return data.decode().encode("latin-1") if as_text else data
 
     def _array(self, described: Any) -> Any:
         key, dtype, elements, offset, shape, strides = described
         kind = array_dtype(dtype)
-        in_pickle = type(key) is int
-        source, start = (self.data, key) if not in_pickle or key >= 0 else (self.numbers, -1 - key)
-        data = memoryview(source)[start : start + elements * kind.itemsize] if in_pickle else self._storage(str(key))
+        if type(key) is int:
+            data = self.data[key : key + elements * kind.itemsize]
+        elif isinstance(key, list):  # protocol 2 writes bytes as a text
+            data = key[0].encode("latin-1") if len(key) == 1 else self._bytes({BYTES: [*key, True]})
+        else:
+            data = self._storage(str(key))
         span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if (offset + span) * kind.itemsize > len(data) or math.prod(shape) * kind.itemsize > max(len(data), 2**20):
             raise unsafe("a tensor claims more elements than its storage holds")
@@ -196,10 +271,16 @@ class _Revived:
 
     def _numbers(self, dtype: str, values: Any, strides: tuple[int, ...] = ()) -> Any:
         width = 4 if dtype.startswith(("bfloat", "float8")) else values.itemsize  # these become float32
+        self._take("tensors", values.size * width)
         self.room -= values.size * width
         if self.room < 0:
             raise unsafe("its tensors share their storages too often: they would take many times the file's size")
         return self.made(PlainTensor(dtype, values, strides))
+
+    def _take(self, what: str, size: int) -> None:
+        self.left[what] -= size
+        if self.left[what] < 0:
+            raise unsafe(f"its {what} have more than {MOST_BYTES} bytes")
 
     def _leaves(self, leaves: Any, storage: Any) -> dict[str, Any]:
         """Return the tensors of a TensorDict, which lie one behind another in a tensor of bytes."""
@@ -215,12 +296,15 @@ class _Revived:
             columns[name] = self._numbers(dtype, values)
         return columns
 
-    def _storage(self, key: str) -> bytes:
+    def _storage(self, key: str) -> Any:
         if key not in self.storages:
-            info = self.entries[f"{self.folder}data/{key}"]
-            self.left -= info.file_size
-            if self.left < 0:
-                raise unsafe(f"its tensors have more than {MOST_BYTES} bytes")
-            assert self.archive is not None
-            self.storages[key] = self.archive.read(info)
+            member = self.members[f"{self.folder}data/{key}"]
+            if len(member) < MAPPED or not member.in_file:
+                self._take("storages", len(member))
+                self.storages[key] = member[:]
+            else:
+                self.storages[key] = np.memmap(member.file, np.uint8, "r", member.start, (member.size,)).data
         return self.storages[key]
+
+
+_FLOAT = np.dtype([("opcode", "u1"), ("value", ">f8")])

@@ -7,7 +7,7 @@ next file gets a new child.
 Example::
 
     with LegacyReader() as reader:
-        value, numbers = reader.tree(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
+        value = reader.tree(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput, system_errors
 from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY
@@ -31,7 +31,7 @@ from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]))"
+    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:]))"
 )
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CAUSES = {
@@ -47,7 +47,7 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of decoding a pickle, which may hold lists of all tokens: about a second for each million."""
+    """Limits of decoding a pickle. file_bytes: of one that is read whole; a larger one is mapped."""
 
     file_bytes: int = 512 * 2**20
     memory_bytes: int = 4096 * 2**20
@@ -82,23 +82,25 @@ class LegacyReader:
             raise unsafe(f"larger than {self.limits.file_bytes} bytes, which no actor dump is")
         return data
 
-    def tree(self, data: bytes) -> tuple[Any, memoryview]:
-        """Decode a pickle in the child: its tree, its numbers (`pickle_tree`). Raises UnsafeInput, CorruptDump, LaunchProblem."""
+    def tree(self, data: bytes) -> Any:
+        """Decode a pickle in the child (`pickle_tree`). Raises UnsafeInput, CorruptDump, LaunchProblem."""
+        return _told(self._answer(data))
+
+    def tree_in(self, file: BinaryIO, start: int, end: int) -> Any:
+        """Decode the pickle in `file[start:end]` in a child of its own, which maps the file. Raises as `tree`."""
+        child = self._start(file, start, end)
         try:
-            answer = self._answer(data)
-            end = answer.find(b"\n") % (len(answer) + 1)
-            told = strict_json(answer[:end], most=2 * MOST_VALUES)
-            if "error" in told:
-                raise _ERRORS[told["error"]](str(told["message"]))
-            return told["ok"], memoryview(answer)[end + 1 :]
-        except (ValueError, KeyError, TypeError):
-            raise unsafe(_INVALID) from None
+            return _told(self._asked(child, b""))
+        finally:
+            _end(child)
 
     def _answer(self, data: bytes) -> bytes:
-        child = self._running()
+        return self._asked(self._running(), data)
+
+    def _asked(self, child: subprocess.Popen[bytes], data: bytes) -> bytes:
         answer = _exchange(child, data, self.limits.wall_seconds, self.limits.answer_bytes)
         if not answer:
-            self._child = None
+            self._child = None if child is self._child else self._child
             status = _end(child)
             raise unsafe(_CAUSES.get(status, f"ended the decoding process (status {status})"))
         return answer
@@ -110,38 +112,53 @@ class LegacyReader:
             self._child = None
 
     def _running(self) -> subprocess.Popen[bytes]:
+        """Return the child that takes one file after another."""
         if self._child is not None:
             return self._child
-        hint, limits = f"check that {sys.executable} runs", self.limits
-        root = str(Path(__file__).resolve().parents[2])
-        numbers = str(limits.memory_bytes), str(limits.cpu_seconds)
-        command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, *numbers]
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        pipe = subprocess.PIPE
-        with system_errors(LaunchProblem, "cannot start the decoding process", hint):
-            child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
-        self._child, self.started = child, self.started + 1
-        if not _exchange(child, b"", START_SECONDS, limits.answer_bytes):
+        child = self._child = self._start(subprocess.PIPE, 0, 0)
+        if not _exchange(child, b"", START_SECONDS, self.limits.answer_bytes):
             self._child = None
-            raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
+            raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=_HINT)
         return child
 
+    def _start(self, source: BinaryIO | int, start: int, end: int) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parents[2])
+        numbers = self.limits.memory_bytes, self.limits.cpu_seconds, start, end
+        command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, *map(str, numbers)]
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self.started += 1
+        with system_errors(LaunchProblem, "cannot start the decoding process", _HINT):
+            return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
 
+
+_HINT = f"check that {sys.executable} runs"
 _INVALID = "the decoding process sent an invalid answer"
 _ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
 
 
+def _told(answer: bytes) -> Any:
+    """Return the tree of an answer, or raise the refusal."""
+    try:
+        told = strict_json(answer, most=2 * MOST_VALUES)
+        if "error" in told:
+            raise _ERRORS[told["error"]](str(told["message"]))
+        return told["ok"]
+    except (ValueError, KeyError, TypeError):
+        raise unsafe(_INVALID) from None
+
+
 def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float, most: int) -> bytes:
-    """Return the child's answer about `data`, at most `most` bytes; empty if it died, could not read the request, or took longer
-    than `seconds`.
+    """Return the child's answer about `data`, or its file, at most `most` bytes; empty if it died, could not read the request, or
+    took longer than `seconds`.
     """
     watchdog = threading.Timer(seconds, child.kill)
     watchdog.start()
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout is not None
     try:
-        child.stdin.write(len(data).to_bytes(8, "little"))
-        child.stdin.write(data)
-        child.stdin.flush()
+        if child.stdin is not None:
+            child.stdin.write(len(data).to_bytes(8, "little"))
+            child.stdin.write(data)
+            child.stdin.flush()
         head = child.stdout.read(4)
         size = int.from_bytes(head, "little")
         answer = child.stdout.read(size) if len(head) == 4 and size <= most else b""

@@ -10,10 +10,10 @@ of. Before it reads the first byte the child
 * arms a CPU timer for each file (ITIMER_PROF, whose signal kills).
 
 It gets bytes on stdin, not paths, and answers on stdout. A request is 8 bytes of length (little endian) and the file's bytes;
-an answer is 4 bytes of length and JSON, `{"ok": tree}` (`actordbg.dumps.pickle_tree`) or `{"error": code, "message": text}`;
-behind a tree lie its numbers. The tensors do not travel: the parent has the file's bytes, and the child answers with places in
-them. So even a child that was taken over could only lie about offsets, and the parent (`archives`) checks every one against the
-file's size.
+an answer is 4 bytes of length and JSON, `{"ok": tree}` (`actordbg.dumps.pickle_tree`) or `{"error": code, "message": text}`.
+Numbers do not travel: the parent has the file's bytes, and the child answers with places in them. So even a child that was
+taken over could only lie about offsets, and the parent (`archives`) checks every one against the file's size. A large file
+has a child of its own, whose stdin is that file: it maps it, and answers once.
 
 It starts in isolated mode without site packages, so it has neither torch nor numpy, in about 30 ms. Started by
 `actordbg.dumps.child_pool`, which adds the wall-clock limit. Standard library only.
@@ -22,6 +22,7 @@ It starts in isolated mode without site packages, so it has neither torch nor nu
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 import signal
@@ -37,9 +38,13 @@ EXIT_MEMORY = 78
 """Exit status of a child that ran out of the memory it may have."""
 
 
-def main(memory_bytes: int, cpu_seconds: float) -> None:
-    """Serve requests until stdin ends; never returns to an interpreter that could do more."""
+def main(memory_bytes: int, cpu_seconds: float, start: int = 0, end: int = 0) -> None:
+    """Serve requests until stdin ends; never returns to an interpreter that could do more.
+
+    end: 0, or that of the pickle from `start` on in the file that stdin is, which is the only request.
+    """
     source, sink = sys.stdin.buffer, sys.stdout.buffer
+    mapped = mmap.mmap(0, end, access=mmap.ACCESS_READ) if end else None
     try:  # run every path once, so that nothing is imported lazily after the hook is in place
         tree(b"")
     except ActordbgError as error:
@@ -47,14 +52,16 @@ def main(memory_bytes: int, cpu_seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes + end, memory_bytes + end))
     sys.addaudithook(_refuse)
-    while len(head := source.read(8)) == 8:
+    while mapped or len(head := source.read(8)) == 8:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        answer = _answer(source, int.from_bytes(head, "little"))
+        answer = _tree(mapped, start) if mapped else _answer(source, int.from_bytes(head, "little"))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sink.write(len(answer).to_bytes(4, "little") + answer)
         sink.flush()
+        if mapped:
+            break
     os._exit(0)
 
 
@@ -63,13 +70,18 @@ def _refuse(event: str, arguments: object) -> None:
 
 
 def _answer(source: BinaryIO, size: int) -> bytes:
-    """Return the tree of the next file as a line of JSON, and behind it the bytes of its numbers; or its refusal."""
+    """Return what `_tree` does of the next file; nothing for one that did not come whole."""
     try:
         data = source.read(size)
-        if len(data) < size:
-            return b""
-        value, numbers = tree(data)
-        return json.dumps({"ok": value}).encode() + b"\n" + numbers
+    except MemoryError:
+        os._exit(EXIT_MEMORY)
+    return _tree(data, 0) if len(data) == size else b""
+
+
+def _tree(data: bytes | mmap.mmap, start: int) -> bytes:
+    """Return the tree of a pickle, or its refusal, as JSON."""
+    try:
+        return json.dumps({"ok": tree(data, start)}).encode()
     except ActordbgError as error:
         return error_to_answer(error)
     except MemoryError:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import listed, plural
 from actordbg.catalog.tables import Damaged
-from actordbg.dumps.archives import pickle_value
+from actordbg.dumps.archives import LISTS, pickle_value
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import JSON_LINES, PICKLE, UNKNOWN, container_of, other_at
 from actordbg.dumps.decode import REQUIRED, old_call, parse_stamp
@@ -308,7 +308,10 @@ class Import:
         self.summary.dump_ids.append(dump_id)
 
     def _pickle(self, path: Path) -> None:
-        """Import a pickle of the old recorder."""
+        """Import a pickle of the old recorder, or of rows."""
+        if path.is_file() and path.stat().st_size > self.trees.limits.file_bytes:
+            self._rows(RowFile(path, PICKLE, self.columns, self.trees))
+            return
         data = self.trees.load(path)
         if data[:1] != b"\x80":
             raise corrupt("not a pickle: those of an actor dump begin with the byte 0x80")
@@ -319,7 +322,7 @@ class Import:
             self._there(expected)
             return
         content = pickle_value(self.trees, data)
-        if isinstance(content, list) or (isinstance(content, dict) and not REQUIRED & content.keys()):
+        if isinstance(content, LISTS) or (isinstance(content, dict) and not REQUIRED & content.keys()):
             self._rows(RowFile(path, PICKLE, self.columns, self.trees))
             return
         call = old_call(content)

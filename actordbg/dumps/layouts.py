@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.errors import NewerFormat, Unsupported, UsageError
+from actordbg.dumps.archives import LISTS
 from actordbg.dumps.containers import ARCHIVE, JSON_LINES, RECORD_PICKLE
 from actordbg.dumps.file_rows import (
     ALIGN,
@@ -103,7 +104,7 @@ def _of_skyrl(content: Fields) -> Iterator[Fields]:
 
 def _of_table(ids: str, content: Any) -> Iterator[Fields]:
     """Yield the rows of a table: columns of lists or of arrays, one row, or a list of these."""
-    if isinstance(content, list):
+    if isinstance(content, LISTS):
         for part in content:
             yield from _of_table(ids, part)
     elif isinstance(content[ids], dict | int | float):
@@ -311,7 +312,7 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout
 
     columns: the user's names of parts, which make it a plain table. Raises Unsupported for a name that it does not have.
     """
-    if isinstance(content, list) and content and isinstance(content[0], dict):
+    if isinstance(content, LISTS) and content and isinstance(content[0], dict):
         content = content[0]
     if not isinstance(content, dict):
         return None

@@ -27,6 +27,7 @@ Standard library only: it runs in a child process that has nothing else (see `ac
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -98,11 +99,11 @@ class Persistent:
 class Machine:
     """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
 
-    most_opcodes, most_text = MAX_OPCODES, MAX_TEXT
+    most_opcodes = MAX_OPCODES
     keys: tuple[type, ...] = (str,)
     """Types that a dict's key may have; it becomes a text."""
 
-    def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
+    def __init__(self, data: bytes | mmap.mmap, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
         self.data, self.position, self.end, self.names = data, start, end, names
         self.stack: list[object]
         self.marks: list[list[object]]
@@ -150,7 +151,7 @@ class Machine:
 
     def text(self, length: int) -> str:
         """Read the next `length` bytes as UTF-8."""
-        if length > self.most_text:
+        if length > MAX_TEXT:
             raise unsafe(f"a string of {length} bytes, which no actor dump has")
         start = self.take(length)
         try:

@@ -4,9 +4,9 @@ A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions 
 dtype, elements, offset, shape, strides]}`; its storage is the name of a member of the archive or, in a pickle alone, the place of
 its first byte. A TensorDict becomes `{PACKED: [its leaves, the tensor of their bytes]}`, an object of a class in
 `RECORDS` `{RECORD: [its class, its state]}`, bytes `{BYTES: [start, end, whether as text]}`: their place. A numpy array of
-numbers becomes a tensor too, a negative place of which is in the bytes beside the tree: -1 is the first. Other numpy arrays and
-dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
-class of a trainer, refuses the file.
+numbers becomes a tensor too; short bytes that protocol 2 wrote as a text stand in place of its storage, in a list. Other numpy
+arrays and dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or
+another class of a trainer, refuses the file.
 
 The storage of a tensor in a pickle alone is a blob that `torch.storage._load_from_bytes` would be given, in torch's pre-2020 file
 format. It is read without torch, and its pickles go through the same inert machine, so a nested attack meets the same wall::
@@ -19,7 +19,8 @@ format. It is read without torch, and its pickles go through the same inert mach
     8 bytes    numel, little endian
     ...        numel * itemsize bytes of elements, to the end of the blob
 
-Long lists of numbers are read at once, and become `{NUMBERS: [[kind, start, count], ...]}`: places in bytes beside the tree.
+Long lists of numbers are passed at once, and become `{NUMBERS: [[kind, start, end], ...]}`: the places of their opcodes, and
+what is left over behind them. A text of more than MAX_TEXT bytes stays a place too. So a tree is small, however large its pickle.
 
 Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
 decoding process.
@@ -27,6 +28,7 @@ decoding process.
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
 import sys
@@ -34,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, Step, corrupt, unsafe
+from actordbg.dumps.pickle_machine import MAX_TEXT, STEPS, Machine, Name, Persistent, PickleCall, Span, Step, corrupt, unsafe
 
 DTYPES: dict[str, tuple[str, int]] = {
     "BoolStorage": ("bool", 1),
@@ -55,8 +57,10 @@ NUMPY_DTYPES = {
 """numpy's names of the dtypes of arrays that are read."""
 TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
 NUMBERS = "$numbers"
-KINDS = {"u1": 1, "i4": 4, "f8": 8}
-"""Kinds of numbers in a list, little-endian, and their bytes."""
+SMALL, WHOLE, FLOATS = "small", "whole", "floats"
+"""Kinds of numbers in a list: each `K.`; each one of `INTEGER`; each `G` and eight bytes, big-endian."""
+RELEASED = 2**26
+"""Bytes of a mapped file that are read before the memory of its pages is given back."""
 MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
@@ -90,20 +94,25 @@ NAMES = frozenset(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """Numbers that were appended to a list at once, as their place in the machine's `numbers`. kind: one of `KINDS`."""
+    """Numbers that were appended to a list at once, as the place of their opcodes."""
 
     kind: str
     start: int
-    count: int
+    end: int
 
 
 class TreeMachine(Machine):
-    """Interprets the pickle of an archive: more opcodes, longer texts, numbers as keys, and objects that stay notes."""
+    """Interprets the pickle of an archive: more opcodes, numbers as keys, and objects that stay notes."""
 
-    most_opcodes, most_text = 2**26, 2**24
+    most_opcodes = 2**26
     keys = (str, int, bool, float, type(None))
+    released = 0
 
-    numbers: bytearray
+    def release(self) -> None:
+        """Give back the memory of a mapped file's pages: they are read again where they are needed."""
+        if self.position - self.released > RELEASED and isinstance(self.data, mmap.mmap):
+            self.data.madvise(mmap.MADV_DONTNEED)
+            self.released = self.position
 
     @property
     def steps(self) -> Mapping[bytes, Step]:
@@ -111,7 +120,7 @@ class TreeMachine(Machine):
         return _STEPS
 
 
-_INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
+INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
 _MANY = b"{16,}+" if sys.version_info >= (3, 11) else b"{16,1000000}"
 """Python 3.10 has no repeats that are never undone, and keeps 200 bytes of memory for each."""
 _RUN = re.compile(rb"(?:((?:K.)%b)|((?:K.|M..|J....)%b)|((?:G.{8})%b))e" % (_MANY, _MANY, _MANY), re.DOTALL)
@@ -124,23 +133,15 @@ def _mark(m: Machine) -> None:
     if run is None or not isinstance(m, TreeMachine):
         STEPS[b"("](m)
         return
-    items, start = m.top(list), len(m.numbers)
-    small, whole, floats = run.groups()
-    if small:
-        kind = "u1"
-        m.numbers += small[1::2]
-    elif whole:
-        kind = "i4"
-        values = [int.from_bytes(each[1:], "little", signed=len(each) == 5) for each in _INTEGER.findall(whole)]
-        m.numbers += struct.pack(f"<{len(values)}i", *values)
-    else:
-        kind = "f8"
-        swapped = bytearray(len(floats) // 9 * 8)
-        for byte in range(8):
-            swapped[7 - byte :: 8] = floats[1 + byte :: 9]
-        m.numbers += swapped
-    items.append(Run(kind, start, (len(m.numbers) - start) // KINDS[kind]))
+    kind = (SMALL, WHOLE, FLOATS)[run.lastindex - 1]  # type: ignore[operator]
+    m.top(list).append(Run(kind, m.position, run.end() - 1))
     m.position = run.end()
+    m.release()
+
+
+def whole_numbers(opcodes: bytes) -> list[int]:
+    """Return the numbers of `INTEGER`s."""
+    return [int.from_bytes(each[1:], "little", signed=len(each) == 5) for each in INTEGER.findall(opcodes)]
 
 
 def _float(m: Machine) -> None:
@@ -174,9 +175,9 @@ def _build(m: Machine) -> None:
 
 
 def _text(m: Machine) -> None:
-    """Push a text. Where protocol 2 writes the bytes of an archive as a text, push their place."""
+    """Push a text, or the place of a long one or of the bytes of an archive, which protocol 2 writes as a text."""
     length = m.number(4)
-    if m.data[m.position : m.position + 4] == b"PK\3\4":
+    if length > MAX_TEXT or m.data[m.position : m.position + 4] == b"PK\3\4":
         start = m.take(length)
         m.stack.append(Span(start, start + length))
     else:
@@ -186,24 +187,23 @@ def _text(m: Machine) -> None:
 _STEPS = {**STEPS, b"(": _mark, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object, b"X": _text}
 
 
-def tree(data: bytes) -> tuple[object, bytearray]:
-    """Return the pickle's value as dicts, lists, numbers, texts and None, and the bytes of long lists of numbers.
+def tree(data: bytes | mmap.mmap, start: int = 0) -> object:
+    """Return the value of the pickle in `data[start:]` as dicts, lists, numbers, texts and None.
 
     Raises UnsafeInput or CorruptDump, and nothing else.
     """
-    machine = TreeMachine(data, 0, len(data), NAMES)
-    machine.numbers = bytearray()
+    machine = TreeMachine(data, start, len(data), NAMES)
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
-    return _Walk(machine).plain(value, 0), machine.numbers
+    return _Walk(data).plain(value, 0)
 
 
 class _Walk:
     """Copies a value of the machine as plain data. left: how many more values it may have."""
 
-    def __init__(self, machine: TreeMachine) -> None:
-        self.data, self.numbers, self.left = machine.data, machine.numbers, MOST_VALUES
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self.data, self.left = data, MOST_VALUES
 
     def plain(self, value: object, level: int) -> object:
         """Return a copy without notes, in which nothing is shared."""
@@ -219,8 +219,9 @@ class _Walk:
             return {key: self.plain(part, level + 1) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
             self._count(len(value))
-            if value and all(type(part) is Run for part in value):
-                return {NUMBERS: [[run.kind, run.start, run.count] for run in value]}
+            others = [part for part in value if type(part) is not Run]
+            if len(others) < len(value) and all(type(part) in (int, float) for part in others):
+                return {NUMBERS: [[*vars(part).values()] if type(part) is Run else self.plain(part, level) for part in value]}
             return [part for each in value for part in self._parts(each, level + 1)]
         if isinstance(value, Span):
             return {BYTES: [value.start, value.end, False]}
@@ -251,23 +252,24 @@ class _Walk:
         if named == "u1" and isinstance(data, Span):
             return self.plain(data, 0)
         kind = NUMPY_DTYPES.get(str(named))
-        if isinstance(data, PickleCall) and data.arguments and type(text := data.arguments[0]) is str:
-            start = -1 - len(self.numbers)  # protocol 2 writes bytes as a text
-            self.numbers += text.encode("latin-1", "replace")
+        encoded = data.arguments[0] if isinstance(data, PickleCall) and data.arguments else None  # protocol 2: bytes as a text
+        if isinstance(encoded, Span):
+            storage: object = [encoded.start, encoded.end]
         else:
-            start = data.start if isinstance(data, Span) else -1
+            storage = data.start if isinstance(data, Span) else [encoded if type(encoded) is str else ""]
         if not kind or by_columns or type(shape) is not tuple or not all(type(n) is int and 0 <= n < 2**48 for n in shape):
             return {LEFT_OUT: _words(dtype)}
         strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
-        return {TENSOR: [start, kind, prod(shape), 0, list(shape), strides]}
+        return {TENSOR: [storage, kind, prod(shape), 0, list(shape), strides]}
 
     def _parts(self, value: object, level: int) -> list[object]:
         """Return a part of a list; those that were appended at once, beside others, one by one."""
         if not isinstance(value, Run):
             return [self.plain(value, level)]
-        self._count(value.count)
-        form = {"u1": "B", "i4": "i", "f8": "d"}[value.kind]
-        return [self.plain(part, level) for part in struct.unpack_from(f"<{value.count}{form}", self.numbers, value.start)]
+        opcodes = self.data[value.start : value.end]
+        numbers = [number for _, number in struct.iter_unpack(">cd", opcodes)] if value.kind == FLOATS else whole_numbers(opcodes)
+        self._count(len(numbers))
+        return [self.plain(number, level) for number in numbers]
 
     def _count(self, values: int) -> None:
         self.left -= values + 1
@@ -287,7 +289,7 @@ def _packed(call: PickleCall) -> tuple[object, object]:
     return about["leaves"], storage
 
 
-def _tensor(call: PickleCall, data: bytes) -> list[object]:
+def _tensor(call: PickleCall, data: bytes | mmap.mmap) -> list[object]:
     """Describe a tensor of `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`."""
     if len(call.arguments) not in (6, 7):
         raise corrupt(f"a tensor is rebuilt with {len(call.arguments)} arguments")
@@ -309,7 +311,7 @@ def _tensor(call: PickleCall, data: bytes) -> list[object]:
     return [key, dtype, elements, offset, list(shape), list(strides)]  # type: ignore[call-overload]
 
 
-def _in_blob(data: bytes, blob: Span) -> tuple[int, str, int]:
+def _in_blob(data: bytes | mmap.mmap, blob: Span) -> tuple[int, str, int]:
     """Return the first byte, dtype and elements of the storage in `data[blob.start:blob.end]`."""
     machine = Machine(data, blob.start, blob.end, _STORAGES)
     magic, version, system, identity, keys = (machine.run() for _ in range(5))

@@ -21,6 +21,7 @@ import numpy as np
 
 from actordbg.base.errors import ActordbgError, CorruptDump, EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
 from actordbg.dumps import containers
+from actordbg.dumps.archives import LISTS
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import JSON_LINES
 from actordbg.dumps.file_rows import IDS, MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, row_of
@@ -110,7 +111,7 @@ class RowFile:
         """Return the layout of the first content, and begin: nothing is written for a file without one."""
         layout = layout_of(content, self._kind, self._columns)
         if layout is None:
-            names = content[0] if isinstance(content, list) and content else content
+            names = content[0] if isinstance(content, LISTS) and content else content
             listed = ", ".join(sorted(map(str, names))[:8]) if isinstance(names, dict) else type(content).__name__
             raise containers.text_error(names) or Unsupported(
                 f"it is {self._kind} without token ids: {listed:.200}",

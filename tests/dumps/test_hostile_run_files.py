@@ -107,6 +107,9 @@ HOSTILE = {
     "nested lists": (lambda: saved({"tokens": [1], "x": nested(60, shared=False)}), "unsafe-input", "nested deeper"),
     "a compressed pickle": (lambda: with_pickle(bytes(2**25), zipfile.ZIP_DEFLATED), "unsafe-input", "is compressed"),
     "a large directory": (archive_of_many_names, "unsafe-input", "table of contents claims"),
+    "an archive with another byte": (
+        lambda: saved({"tokens": torch.arange(99)}).replace(bytes([98, *bytes(7)]), bytes([97, *bytes(7)])), "corrupt-dump", "checksum",
+    ),
     "half an archive": (lambda: saved({"tokens": torch.arange(99)})[:900], "corrupt-dump", "truncated"),
     "an archive of weights": (lambda: saved({"a.weight": torch.ones(2)}), "unsupported", "without token ids: a.weight"),
     "an old archive": (lambda: saved({"a": 1}, _use_new_zipfile_serialization=False), "corrupt-dump", "format before 2020"),
@@ -234,7 +237,7 @@ def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypat
     with pytest.raises(UnsafeInput, match="more than 10000 values"):
         pickle_tree.tree(pickle.dumps(nested(15, shared=True), 2))
     shared = [1, 2]
-    assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2))[0] == {"a": [1, 2], "5": [1, 2]}
+    assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2)) == {"a": [1, 2], "5": [1, 2]}
 
 
 def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked(monkeypatch):
@@ -244,12 +247,12 @@ def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked(monkeyp
     }  # fmt: skip
     with LegacyReader() as trees:
         read = pickle_value(trees, pickle.dumps([values, values["ids"]], 2))
-    np.testing.assert_equal(read, [values, values["ids"]])
-    beyond = (["u1", 0, 3], ["f8", 0, 1], ["u1", -1, 1], ["u1", 1, -1])
-    for runs in (*([run] for run in beyond), [["u1", 0, 2], ["u1", 1, 1]]):  # the last takes more bytes than there are, together
-        monkeypatch.setattr(trees, "tree", lambda _, runs=runs: ({pickle_tree.NUMBERS: runs}, memoryview(b"12")))
+    np.testing.assert_equal([*read], [values, values["ids"]])
+    beyond = (["small", 0, 3], ["floats", 0, 1], ["small", -1, 1], ["small", 1, -1])
+    for runs in (*([run] for run in beyond), [["small", 0, 2]] * 17):  # the last takes many times as many bytes as there are
+        monkeypatch.setattr(trees, "tree", lambda _, runs=runs: {pickle_tree.NUMBERS: runs})
         with pytest.raises(CorruptDump):
-            pickle_value(trees, b"")
+            pickle_value(trees, b"12")
 
 
 def test_a_finding_names_its_row_although_rows_before_it_were_left_out(tmp_path):

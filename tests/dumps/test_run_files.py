@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,6 +16,8 @@ from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
+from actordbg.dumps import archives, child_pool
+from actordbg.dumps.child_pool import Limits
 from actordbg.dumps.importer import find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import LOSS
@@ -64,9 +67,17 @@ def values_of(call, row, name):
     return None if values is None else values[row][active[row]]
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name, store, tmp_path):
+LARGE = ("slime-rollout", "verl", "openrlhf", "torch.save", "pickle")
+"""Files with a pickle in each way."""
+
+
+@pytest.mark.parametrize(("name", "large"), [*((name, False) for name in WRITERS), *((name, True) for name in LARGE)])
+def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name, large, store, tmp_path, monkeypatch):
     path, rows = written(name, tmp_path)
+    if large:
+        monkeypatch.setattr(archives, "MAPPED", 0)
+        monkeypatch.setattr(archives, "MOST_KEPT", 0)
+        monkeypatch.setattr(child_pool, "Limits", partial(Limits, file_bytes=10))
     summary = imported(store, path)
     assert not summary.refused and summary.present == 0
     of_forwards = list(rows_in(store, losses=False))

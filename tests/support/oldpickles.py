@@ -12,8 +12,7 @@ class InProcess(LegacyReader):
     """Decodes here."""
 
     def tree(self, data):
-        value, numbers = tree(data)
-        return json.loads(json.dumps(value)), memoryview(numbers)
+        return json.loads(json.dumps(tree(data)))
 
 
 def decode(data):
