@@ -68,6 +68,7 @@ OTHERS = (
     Other(b"SQLite format 3\0", "an SQLite database", "trackio's metrics: `actordbg lint FILE` judges them", True),
     Other(b":W&B", "an offline run of W&B: a log without rows", "`wandb sync`, export it as CSV: `actordbg lint FILE`", True),
     Other(b"brain.Event:", "TensorBoard's events", "`actordbg lint FILE` judges them"),
+    Other(b"vllm_logp\tactor_logp", "Molt's log-probs of one row", "--train.rollout_dump_dir writes all rows, which are read"),
     Other(b"\xdc\x00\x10", "prime-rl's micro-batches (rollouts/step_N/rank_R.bin): msgpack without names",
           "prime-rl's `--enable-token-export` writes token_exports/, which is read"),
     Other(b".experience", "experiences of OpenRLHF or Molt by pickle.dump", "torch.save(experiences, 'rows.pt'), which is read"),
@@ -88,9 +89,13 @@ OTHERS = (
 """Files that the door knows and does not read."""
 TEXTS = (
     ({"input", "output", "step"}, "verl's rollout_data_dir: texts, without token ids",
-     "`actordbg run --adapter verl` records the ids"),
+     "--column tokenizer=MODEL encodes them anew; `actordbg run --adapter verl` records the ids"),
     ({"prompt", "completion", "step"}, "TRL's completions: texts, without token ids",
-     "`actordbg run --adapter trl` records the ids"),
+     "--column tokenizer=MODEL encodes them anew; `actordbg run --adapter trl` records the ids"),
+    ({"value", "meta"}, "SGLang's dumper: the output of one module, without the rows",
+     "its answers to /generate with `return_logprob` are read"),
+    ({"log_probs", "old_log_probs", "advantages"}, "log-probs without token ids, as miles' policy_loss_debug writes them",
+     "--save-debug-train-data writes both"),
     ({"chosen_ids", "rejected_ids"}, "pairs of preferences, two answers a row", "--column ids=chosen_ids reads one of them"),
     ({"chosen_input_ids", "rejected_input_ids"}, "pairs of preferences, two answers a row",
      "--column ids=chosen_input_ids reads one of them"),

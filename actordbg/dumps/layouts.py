@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actordbg.base.errors import NewerFormat, Unsupported, UsageError
+from actordbg.base.errors import EnvironmentProblem, NewerFormat, Unsupported, UsageError
 from actordbg.dumps.archives import LISTS
 from actordbg.dumps.containers import ARCHIVE, JSON_LINES, RECORD_PICKLE
 from actordbg.dumps.file_rows import (
@@ -128,6 +128,28 @@ def _joined(prompt: str, response: str, content: Any) -> Iterator[Fields]:
         yield {**row, JOINED: ids, RESPONSE: len(after), ATTENTION: np.concatenate((np.ones(len(before)), kept))}
 
 
+def load_tokenizer(model: str) -> Any:
+    """Load a model's tokenizer from this machine. Raises EnvironmentProblem."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exceptions about a damaged file
+        hint = "pass a folder with tokenizer.json and tokenizer_config.json"
+        raise EnvironmentProblem(f"there is no tokenizer in {model}: {str(error)[:200]}", hint=hint) from None
+
+
+_tokenizer = lru_cache(load_tokenizer)
+"""Loads it once for all files of an import."""
+
+
+def _of_texts(tokenizer: Any, prompt: str, response: str, content: Fields) -> Iterator[Fields]:
+    """Encode a row's texts. Rewards and advantages are left out: TRL's and verl's are not always those that were trained on."""
+    for row in (content,) if isinstance(content[prompt], str) else _transposed(content, prompt):
+        before, after = (tokenizer(row[name], add_special_tokens=False)["input_ids"] for name in (prompt, response))
+        yield {response: [*before, *after], RESPONSE: len(after), "step": row.get("step")}
+
+
 def _of_openai(content: Fields) -> Iterator[Fields]:
     """Yield a row for each answer: vLLM has its ids, and those of the prompt once, or at each answer of a completion."""
     for choice in content["choices"]:
@@ -189,6 +211,9 @@ PROMPTS = ("prompt_ids", "prompt_token_ids", "prompts")
 RESPONSES = ("completion_ids", "response_ids", "response_token_ids", "completion_token_ids", "output_token_ids", "responses")
 PARTS = (("input_ids", "output_ids"), ("prompt_token_ids", "token_ids"))
 """Names of the parts of rows whose ids lie apart. Of `PARTS`, one without the other has the ids of whole rows."""
+TOKENIZER = "tokenizer"
+TEXT_PARTS = (("input", "output"), ("prompt", "completion"), ("prompt", "response"))
+"""Names of a row's texts: verl's, TRL's, other tables'."""
 JOINED = "ids of prompt and response"
 _OF_ENGINE = {IDS: IDS, RESPONSE: RESPONSE, "rollout_log_probs": "rollout_log_probs", "truncated": "truncated"}
 
@@ -316,6 +341,12 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout
         content = content[0]
     if not isinstance(content, dict):
         return None
+    if TOKENIZER in columns:
+        prompt, response = next((pair for pair in TEXT_PARTS if content.keys() >= set(pair)), ("", ""))
+        rows = partial(_of_texts, _tokenizer(columns[TOKENIZER]), prompt, response)
+        fields = {IDS: response, RESPONSE: RESPONSE, "step": "step"}
+        note = "its texts were encoded anew: perhaps not to the ids of the run, and special tokens may be lacking"
+        return replace(TABLE, fields=fields, rows=rows, incomplete=lambda path: note) if response else None
     known = [each for each in LAYOUTS if each.marks <= content.keys() and each.container in (None, kind) and not columns]
     if known:
         return max(known, key=lambda each: len(each.marks))
@@ -346,8 +377,9 @@ def columns_of(texts: Sequence[str]) -> dict[str, str]:
     """Parse `--column PART=NAME`. Raises UsageError."""
     columns = dict(text.partition("=")[::2] for text in texts)
     for part, name in columns.items():
-        if part not in (*USUAL, ALIGN) or not name or (part == ALIGN and name not in (OWN, NEXT)):
+        if part not in (*USUAL, ALIGN, TOKENIZER) or not name or (part == ALIGN and name not in (OWN, NEXT)):
             raise UsageError(
-                f"--column {part:.60}={name:.60} is not PART=NAME", hint=f"parts: {', '.join(USUAL)}; {ALIGN}=own, next"
+                f"--column {part:.60}={name:.60} is not PART=NAME",
+                hint=f"parts: {', '.join(USUAL)}; {ALIGN}=own, next; {TOKENIZER}=MODEL",
             )
     return columns

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.errors import Unsupported
 from actordbg.base.units import plural
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
+from actordbg.dumps.layouts import load_tokenizer
 from actordbg.formats.turn_record import Trajectory
 from actordbg.recorded.turns import RULES as TURN_RULES, Decode, difference
 from actordbg.records.finding import Finding, Findings, NotChecked, outcomes_of
@@ -57,6 +58,8 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     Raises EnvironmentProblem if the tokenizer cannot be loaded, Unsupported if it has no chat template.
     """
     tokenizer = load_tokenizer(model)
+    if not tokenizer.chat_template:
+        raise Unsupported(f"the tokenizer of {model} has no chat template", hint="pass the model that the rollout uses")
     broken: list[Finding] = []
     skipped: dict[str, str] = {}
     made_up = {name: partial(_faults, tokenizer, name, messages) for name, messages in CONVERSATIONS.items()}
@@ -81,20 +84,6 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
 def _fault(name: str, turn: int, kind: str, words: str) -> Finding:
     """A conversation stops being its own prefix at a turn of the assistant, counted from 0."""
     return Finding(_RULE[kind], words, {"conversation": name, "turn": turn})
-
-
-def load_tokenizer(model: str) -> Any:
-    """Load a model's tokenizer from this machine. Raises EnvironmentProblem, or Unsupported without a chat template."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exceptions about a damaged file
-        hint = "pass a folder with tokenizer.json and tokenizer_config.json"
-        raise EnvironmentProblem(f"there is no tokenizer in {model}: {str(error)[:200]}", hint=hint) from None
-    if not tokenizer.chat_template:
-        raise Unsupported(f"the tokenizer of {model} has no chat template", hint="pass the model that the rollout uses")
-    return tokenizer
 
 
 def _faults(tokenizer: Any, name: str, messages: Messages) -> Iterator[Finding]:

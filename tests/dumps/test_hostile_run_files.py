@@ -111,6 +111,11 @@ HOSTILE = {
         lambda: saved({"tokens": torch.arange(99)}).replace(bytes([98, *bytes(7)]), bytes([97, *bytes(7)])), "corrupt-dump", "checksum",
     ),
     "half an archive": (lambda: saved({"tokens": torch.arange(99)})[:900], "corrupt-dump", "truncated"),
+    "SGLang's dumper": (lambda: saved({"value": torch.ones(2), "meta": {"name": "x"}}), "unsupported", "the output of one module"),
+    "log-probs alone": (
+        lambda: saved(dict.fromkeys(("log_probs", "old_log_probs", "advantages"), torch.ones(2))), "unsupported", "without token ids, as miles'",
+    ),
+    "Molt's log-probs": (lambda: b"pos\ttoken_id\tvllm_logp\tactor_logp\tmask\n0\t5\t-1\t-1\t1\n", "unsupported", "of one row"),
     "an archive of weights": (lambda: saved({"a.weight": torch.ones(2)}), "unsupported", "without token ids: a.weight"),
     "an old archive": (lambda: saved({"a": 1}, _use_new_zipfile_serialization=False), "corrupt-dump", "format before 2020"),
     "a storage of many tensors": (sharing, "unsafe-input", "share their storages too often"),

@@ -11,15 +11,17 @@ import pytest
 import runfiles
 from amounts import WHOLE
 from commandline import typed
+from pyarrow import Table, parquet
 from recordedfields import linted
 from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.demo.demo_training import build_assets
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.dumps import archives, child_pool
 from actordbg.dumps.child_pool import Limits
 from actordbg.dumps.importer import find_files, import_paths
-from actordbg.dumps.layouts import columns_of
+from actordbg.dumps.layouts import columns_of, load_tokenizer
 from actordbg.formats.dump_record import LOSS
 from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
@@ -401,6 +403,27 @@ def test_ranks_that_slime_divided_rows_among_have_no_row_twice(store, tmp_path):
     rows[1] = rows[0]
     imported(store, runfiles.slime_train(tmp_path, rows))
     assert "duplicates" in {finding.rule.name for finding in linted(store).found}
+
+
+@pytest.mark.parametrize("kind", ["verl", "TRL"])
+def test_texts_are_encoded_anew_where_a_tokenizer_is_named(kind, store, tmp_path):
+    model = build_assets(tmp_path / "model", 1)[0]
+    rows = [{"input": f"What is the sum of {n}, 4?", "output": "The sum is", "step": 7, "score": n} for n in range(3)]
+    path = tmp_path / "1.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    if kind == "TRL":
+        path = tmp_path / "completions.parquet"
+        names = {"input": "prompt", "output": "completion", "step": "step"}
+        parquet.write_table(Table.from_pylist([{names[key]: row[key] for key in names} for row in rows]), path)
+    refused = imported(store, path).refused
+    assert "texts, without token ids" in refused[0].told and "--column tokenizer=MODEL" in refused[0].told
+    summary = imported(store, path, columns=columns_of([f"tokenizer={model}"]))
+    assert "encoded anew" in summary.notes[-1]
+    encode = load_tokenizer(str(model))
+    for (call, at), row in zip(rows_in(store, losses=False), rows, strict=True):
+        assert call.sequences[at][call.real[at]].tolist() == encode(row["input"] + row["output"])["input_ids"]
+        assert call.actions[at][call.active[at]].tolist() == encode(row["output"])["input_ids"]
+        assert call.record.step == 7 and call.array("rewards") is None
 
 
 def test_many_rows_of_a_file_become_one_pack_and_a_disk_that_fails_leaves_nothing_of_it(store, tmp_path, monkeypatch):
