@@ -93,7 +93,7 @@ TEXTS = (
     ({"prompt", "completion", "step"}, "TRL's completions: texts, without token ids",
      "--column tokenizer=MODEL encodes them anew; `actordbg run --adapter trl` records the ids"),
     ({"value", "meta"}, "SGLang's dumper: the output of one module, without the rows",
-     "its answers to /generate with `return_logprob` are read"),
+     "`python -m sglang.srt.debug_utils.comparator` holds two such folders against each other"),
     ({"log_probs", "old_log_probs", "advantages"}, "log-probs without token ids, as miles' policy_loss_debug writes them",
      "--save-debug-train-data writes both"),
     ({"chosen_ids", "rejected_ids"}, "pairs of preferences, two answers a row", "--column ids=chosen_ids reads one of them"),
