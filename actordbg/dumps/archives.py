@@ -115,6 +115,8 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
             raise unsafe(f"{packed[0].filename:.80} is compressed, which torch.save never does")
         if archive.read(entries[f"{folder}byteorder"])[:6] != b"little" if f"{folder}byteorder" in entries else False:
             raise corrupt("it was not written on a little-endian machine")
+        if sum(info.file_size for info in archive.infolist()) > file.seek(0, os.SEEK_END):
+            raise unsafe("its members overlap: they claim more bytes than the file has")
         if damaged := archive.testzip():
             raise corrupt(f"damaged: {damaged:.80} is not what its checksum says")
         members = {name: _member(file, info) for name, info in entries.items()}

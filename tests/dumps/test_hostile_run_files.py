@@ -1,5 +1,6 @@
 """Files of a run may be anybody's: nothing in them runs, no claim of a size takes memory, and each is refused with its reason."""
 
+import copy
 import io
 import json
 import os
@@ -91,6 +92,19 @@ def safetensors(shape, last):
     return struct.pack("<Q", len(header)) + header + bytes(64)
 
 
+def overlapping(members):
+    """An archive whose table of contents has the same bytes many times."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"tokens": [1, 2]}, 2))
+        archive.writestr("x/data/0", bytes(2**16))
+        for number in range(1, members):
+            again = copy.copy(archive.filelist[1])
+            again.filename = f"x/data/{number // 2}"
+            archive.filelist.append(again)
+    return out.getvalue()
+
+
 def archive_of_many_names():
     """A directory that claims to be larger than any that torch.save writes."""
     data = bytearray(with_pickle(pickle.dumps({}, 2)))
@@ -110,6 +124,7 @@ HOSTILE = {
     "an archive with another byte": (
         lambda: saved({"tokens": torch.arange(99)}).replace(bytes([98, *bytes(7)]), bytes([97, *bytes(7)])), "corrupt-dump", "checksum",
     ),
+    "an archive in which members overlap": (lambda: overlapping(50_000), "unsafe-input", "members overlap"),
     "half an archive": (lambda: saved({"tokens": torch.arange(99)})[:900], "corrupt-dump", "truncated"),
     "SGLang's dumper": (lambda: saved({"value": torch.ones(2), "meta": {"name": "x"}}), "unsupported", "the output of one module"),
     "log-probs alone": (
