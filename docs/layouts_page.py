@@ -36,7 +36,7 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "placeholder": (frozenset(("log_probs", "rollout_log_probs")),), "duplicates": tuple(frozenset((name,)) for name in LEARNED),
     "agreement": (frozenset(("log_probs", "rollout_log_probs", "advantages")),),  # of many actions: more than a row without them
     "first action": (frozenset(("advantages",)), frozenset(("rewards",)), frozenset(("rollout_log_probs", "response_length"))),
-    "advantages": (frozenset(("advantages",)),), "advantage of a row": (frozenset(("advantages", "rewards")),),
+    "advantages": (frozenset(("advantages",)),), "row advantage": (frozenset(("advantages", "rewards")),),
     "rewards": (frozenset(("advantages", "rewards")),),
 }  # fmt: skip
 """The laws that a file can be asked, each with the parts that it needs, one set or another."""

@@ -25,12 +25,15 @@ SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_
 
 
 def pytest_configure():
-    """One thread for each process, signals as a terminal has them, and no width or color from where the tests run.
+    """One thread for each process, signals as a terminal has them, and no width, color or launcher from where the tests run.
 
     A test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would the commands that tests interrupt, which
     leave ignored signals alone. Typer colors its help on GitHub's machines.
     """
-    for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    for name in (
+        "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE",
+    ):  # fmt: skip
         os.environ.pop(name, None)
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

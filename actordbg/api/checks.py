@@ -144,6 +144,7 @@ def _fault_beside(store: Store, spec: ReplaySpec) -> str:
     for replay in listed(open_fresh(store), everything=True):
         if replay["verdict"] == WRONG and not replay["whose"]:
             there = load_spec(store, replay["replay_id"])
-            if there.config.nproc == 1 and there.config != spec.config and inputs & {item.dump_id for item in there.inputs}:
+            changed = there.config != spec.config and there.config.model == spec.config.model
+            if changed and there.config.nproc == 1 and inputs & {item.dump_id for item in there.inputs}:
                 return there.replay_id
     return ""

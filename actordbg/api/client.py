@@ -37,17 +37,15 @@ class Client:
 
         `accelerate_config` (a mapping, a file, or "default") adds the settings of an accelerate config.
         """
-        given = dict(given)
-        accelerate = given.pop("accelerate_config", None)
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        accelerate = plain.pop("accelerate_config", None)
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
         settings = settings_in(plain, "settings", SETTINGS.values(), lists)
         if accelerate is None:
             return settings
         from actordbg.config.accelerate_file import with_accelerate
 
-        config = os.fspath(accelerate) if isinstance(accelerate, os.PathLike) else accelerate
-        return with_accelerate(settings, config, lists, self.note)
+        return with_accelerate(settings, accelerate, lists, self.note)
 
     @contextlib.contextmanager
     def consent(self, given: bool) -> Iterator[None]:

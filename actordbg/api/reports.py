@@ -83,7 +83,8 @@ def texts_of(path: str | Path | None) -> Texts | None:
     file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
     if file is None or not file.is_file():
         hint = f"pass a folder with a {_TOKENIZER}, or that file; for a hub model, first run `hf download NAME {_TOKENIZER}`"
-        raise UsageError(f"--tokenizer {path}: no such folder or file, and nothing is downloaded", hint=hint)
+        why = f"it has no {_TOKENIZER}" if path.is_dir() else "no such folder or file, and nothing is downloaded"
+        raise UsageError(f"--tokenizer {path}: {why}", hint=hint)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises Exception itself

@@ -5,7 +5,7 @@ Each replay of a dump answers questions about it, each by a rule:
     run                  did it pass?
     neighbour, ...       does a law hold?
     identity             is the model the checkpoint's? An answer for every dump of that replay
-    local                is every module's output the truth's?
+    local                is every module's output the truth's? A comparison without a mismatch of its own fails by that
     ranks                do the ranks agree (`--align same`)?
     truth                do its values match the truth?
     recorded             are the training run's own outputs what its model gives?
@@ -40,7 +40,7 @@ from actordbg.base.units import grouped, listed
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
 from actordbg.records.finding import BROKEN, NOT_CHECKED, RAISED
-from actordbg.records.locate_record import IDENTITY
+from actordbg.records.locate_record import IDENTITY, LOCAL
 from actordbg.records.replay_record import NONDETERMINISTIC, PASSED, STOPPED
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
         by_dump[dump_id].append(judgement)
         if judgement.status == PASSED:  # others have the one answer that they did not
             passed[judgement.replay_id, dump_id] = judgement
-    models = _models(connection, sorted({each.replay_id for each in passed.values()}))
+    replays = sorted({each.replay_id for each in passed.values()})
+    models, modules = (_of_replays(connection, replays, law) for law in (IDENTITY, LOCAL))
     for judgement in passed.values():
         if judgement.replay_id in models:
             judgement.answers[IDENTITY] = models[judgement.replay_id]
@@ -211,17 +212,18 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
     for dump_id, replay_id, against, answer, together, made_here in connection.execute(_COMPARED.format(marks), names):
         compared = passed.get((replay_id, dump_id))
         if compared is not None and (made_here or not compared.mine):
-            rule, answer = _RULE_OF[against], MISMATCH if together else answer
+            rule = LOCAL if together and modules.get(replay_id) == BROKEN else _RULE_OF[against]
+            answer = MISMATCH if together else answer
             if answer not in _UNASKED or rule not in compared.answers:
                 compared.answers[rule] = answer
     return by_dump
 
 
-def _models(connection: Connection, replay_ids: Sequence[str]) -> dict[str, str]:
-    """Return what each of these replays says of its model, which it says in one result: broken in any, else kept."""
+def _of_replays(connection: Connection, replay_ids: Sequence[str], law: str) -> dict[str, str]:
+    """Return what each of these replays answers in all of its results: broken in any, else kept."""
     answers: dict[str, str] = {}
     for first in range(0, len(replay_ids), AT_ONCE):
         some = replay_ids[first : first + AT_ONCE]
-        of_some = f"replay_id IN ({','.join('?' * len(some))}) AND law = '{IDENTITY}'"
+        of_some = f"replay_id IN ({','.join('?' * len(some))}) AND law = '{law}'"
         answers |= dict(connection.execute(f"SELECT replay_id, min(verdict) FROM law_answer WHERE {of_some} GROUP BY 1", some))
     return answers

@@ -116,9 +116,8 @@ def each_dump(
     """
     index, by = _sorting(order)
     catalog = catalog_of(source, where)
-    condition = compile_where(where) if where is not None else None
     with guarded(catalog.store.catalog_path) as box:  # one connection for all three: SQLite parses the schema for each
-        source_sql, params = _source(box, _of_forwards(box, where, condition, losses), index)
+        source_sql, params = _source(box, _of_forwards(box, where, losses), index)
         sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {by} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
         first = _rows_of(ids[:_AT_ONCE], box.rows)
@@ -147,10 +146,9 @@ def _sorting(order: str) -> tuple[str, str]:
     return "", f"{column.sql} {way}, d.timestamp DESC, d.dump_id DESC"
 
 
-def _of_forwards(box: Sandbox, where: str | None, condition: Condition | None, losses: bool = False) -> Condition | None:
-    """Return the condition that selects dumps: without `losses`, only forwards, and losses that it names or judges. `condition`:
-    what `where` compiles to.
-    """
+def _of_forwards(box: Sandbox, where: str | None, losses: bool = False) -> Condition | None:
+    """Return the condition that selects dumps: without `losses`, only forwards, and losses that it names or judges."""
+    condition = compile_where(where) if where is not None else None
     columns = condition.columns if condition is not None else set()
     named = losses or not columns.isdisjoint(_NAME_LOSSES)
     if named or not list(box.rows("SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,))):
@@ -201,14 +199,10 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
     """Count the dumps that a condition selects, as `each_dump` does."""
-    catalog = catalog_of(source, where)
-    condition = compile_where(where) if where is not None else None
-    with guarded(catalog.store.catalog_path) as box:
-        condition = _of_forwards(box, where, condition)
-        if condition is None:
-            return int(next(box.rows("SELECT count(*) FROM dump"))[0])
-        sql = f"SELECT count(*) FROM {_fastest(box, condition)}"
-        return int(next(box.rows(sql, condition.params))[0])
+    with guarded(catalog_of(source, where).store.catalog_path) as box:
+        condition = _of_forwards(box, where)
+        source_sql, params = (_fastest(box, condition), condition.params) if condition else ("dump", ())
+        return int(next(box.rows(f"SELECT count(*) FROM {source_sql}", params))[0])
 
 
 def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:

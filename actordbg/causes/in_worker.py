@@ -13,14 +13,16 @@ from actordbg.actor.other_log_probs import Closed, Laid
 from actordbg.actor.truth_session import TruthSession
 from actordbg.causes import signatures
 from actordbg.config.replay_config import DTYPES
-from actordbg.replay.instruments import Examined
+from actordbg.replay.instruments import Examined, Examiner
 
 
-class CausesInWorker:
-    """See `actordbg.replay.instruments.Examiner`. What it computes is kept beside the outcome's tensors."""
+class CausesInWorker(Examiner):
+    """What it computes is kept beside the outcome's tensors."""
+
+    session: TruthSession
 
     def __init__(self, session: TruthSession, *, together: bool) -> None:
-        self.session, self.out_of_step = session, ""
+        super().__init__(session, together=together)
         self._run_dtype: torch.dtype = getattr(torch, DTYPES[session.choices.dtype])
         session.resolved["causes"] = signatures.owns(session.model, self._run_dtype)
 

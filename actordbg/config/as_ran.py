@@ -131,9 +131,10 @@ def difference(ours: Known, theirs: Known) -> str:
 def repeat_options(values: Known, command: str = "replay") -> list[str]:
     """Return the options of a command that repeat this configuration, whatever model and backend `actordbg.toml` has."""
     words: list[str] = []
+    left_out = ("name",) if values["backward"] is not False else ("name", "keep_gradients")
     for setting in SETTINGS.values():
         value = values[setting.name]
-        if setting.name == "name" or command not in setting.commands or not _has(setting, values):
+        if setting.name in left_out or command not in setting.commands or not _has(setting, values):
             continue
         words += [setting.flag, str(value)] if setting.name in _ALWAYS_TYPED else setting.options(value)
     return words

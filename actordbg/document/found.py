@@ -51,7 +51,7 @@ def blocks_of(findings: Findings) -> list[Block]:
         blocks.append(Grid(("rule", *columns, "what"), rows, left={"rule", "dump", "conversation", "what"}, wraps=True))
         blocks.append(Items([_remedy(outcome) for outcome in broken]))
     held = [f"{outcome.rule.name}: {outcome.rule.holds} ({plural(outcome.looked_at, 'check')})" for outcome in findings.of(KEPT)]
-    return [*blocks, *section("Rules that hold", held), *section("Not checked", unchecked_by_rule(findings.not_checked))]
+    return [*blocks, *section("Rules that hold", held), *section("Rules not checked", unchecked_by_rule(findings.not_checked))]
 
 
 def _rows(outcome: RuleOutcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

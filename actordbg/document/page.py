@@ -159,7 +159,7 @@ _FACT = re.compile(rf"^({_LABEL}(?:, {_LABEL})*): +(?=\S)")
 """A label of at most three words, or several of them: what a sentence has before its colon is longer."""
 _COMMANDS = ("command", "repeat")
 """Facts and columns whose text is a command."""
-Folded = frozenset({"Logs", "Legend", "Loaded"})
+Folded = frozenset({"Logs", "Legend", "Rules not checked"})
 """Headings of sections that are collapsed at first."""
 
 

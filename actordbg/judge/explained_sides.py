@@ -17,7 +17,7 @@ A server (`--backend endpoint`) is a side too, once for each way in which it sco
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -227,10 +227,10 @@ class ExplainedEngine(ExplainedSides):
         return [*self.told, *section("", (f"{way}: {text}" for way, side in self.ways.items() for text in side.sentences))]
 
 
-def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
+def explain_rollout(store: Store, replay_id: str, **options: Any) -> ExplainedRollout:
     """Explain how the rollout and the run differ on the inputs of a replay, whose losses were recorded.
 
-    models, callbacks: see `explain_sides`. Raises Unsupported if no loss of these inputs has the rollout's log-probs, and what
+    options: of `explain_sides`. Raises Unsupported if no loss of these inputs has the rollout's log-probs, and what
     `explain_sides` raises.
     """
     losses = dict(_losses(store, replay_id))
@@ -262,19 +262,15 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         for name, side in whole.items()
     }
     of_old = {ROLLOUT: sides[_OLD]} if _OLD in sides else {}
-    given: dict[str, Any] = {"models": models, "temperature": temperature, "coarser": (ROLLOUT, ENGINE), "old": of_old}
-    explained = explain_sides(store, replay_id, sides, **given, **callbacks)
+    given: dict[str, Any] = {"temperature": temperature, "coarser": (ROLLOUT, ENGINE), "old": of_old}
+    explained = explain_sides(store, replay_id, sides, **given, **options)
     trainer = explained[TRAINER]
-    if not trainer.wrong and _is_arranged(explained.get(_OLD)):
-        trainer = replace(explained[_OLD], what=f"{_OLD} log-probs")
+    old_ones = explained.get(_OLD)
+    if not trainer.wrong and old_ones and any(cause.name in (SHIFT, ROWS) for cause in old_ones.causes):
+        trainer = replace(old_ones, what=f"{_OLD} log-probs")  # an update explains neither a shift nor other rows
     figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
     weights = _weights(ours, losses, sides[TRAINER], explained[TRAINER].noise)
     return ExplainedRollout(explained[ROLLOUT], trainer, apart, figures, explained.get(ENGINE), weights)
-
-
-def _is_arranged(old: ExplainedOutputs | None) -> bool:
-    """Check whether old log-probs are wrong whatever the policy was: an update explains neither a shift nor other rows."""
-    return old is not None and any(cause.name in (SHIFT, ROWS) for cause in old.causes)
 
 
 def _weights(ours: ReplaySide, losses: Mapping[str, RecordedCall], recorded: _Side, noise: float) -> WeightsMet:
@@ -336,8 +332,8 @@ def field_figures(rollout: Array, run: Array, old: Array) -> dict[str, float]:
     }
 
 
-def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedEngine:
-    """Explain a replay by a server. models, callbacks, errors: see `explain_sides`."""
+def explain_engine(store: Store, replay_id: str, **options: Any) -> ExplainedEngine:
+    """Explain a replay by a server. options, errors: of `explain_sides`."""
     ours = open_replay(store, replay_id)
     sides: dict[str, dict[str, Array]] = {ALONE: {}}
     masks: dict[str, Array] = {}
@@ -352,7 +348,7 @@ def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), 
     if not masks:
         raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
     whole = {way: sides[way] for way in (ALONE, *WAYS) if way in sides and sides[way].keys() == masks.keys()}
-    explained = explain_sides(store, replay_id, whole, models=models, coarser=[*whole], **callbacks)
+    explained = explain_sides(store, replay_id, whole, coarser=[*whole], **options)
     noise = explained[ALONE].noise
     moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}
     return ExplainedEngine(str(ours.resolved.get("server")), explained, moved)

@@ -11,7 +11,7 @@ runs what is missing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +76,8 @@ class Explanation:
 
 def explain(store: Store, check: CheckedReplay, verdict: Verdict) -> Explanation:
     """Explain the verdict on a replay by its findings, and by what its comparisons, laws, ranks and modules say beside them."""
-    found = _firsts([*verdict.findings, *(check.judged.recorded() if verdict.word == UNCHECKED else ()), *_scale(check)])
+    every = [*verdict.findings, *(check.judged.recorded() if verdict.word == UNCHECKED else ()), *_scale(check)]
+    found = [each[0] for each in grouped((finding.key, finding) for finding in every).values()]
     what, where = _causes_and_places(found)
     beside = grouped(pair for examine in _BESIDE for pair in examine(store, check))
     said = {kind: beside.get(kind, []) for kind in TITLES}
@@ -95,11 +96,6 @@ def explain(store: Store, check: CheckedReplay, verdict: Verdict) -> Explanation
     located = check.local.located if check.local else None
     chart = heat_chart(located) if located else None
     return Explanation(verdict, said, sides, (chart,) if chart else ())
-
-
-def _firsts(found: Iterable[Finding]) -> list[Finding]:
-    """Return the first finding of each fault."""
-    return [each[0] for each in grouped((finding.key, finding) for finding in found).values()]
 
 
 def _causes_and_places(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:

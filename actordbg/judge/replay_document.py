@@ -195,7 +195,8 @@ def _failure(group: FailureGroup) -> list[Block]:
     lines += [f"for example: {example}" for example in group.examples]
     log = group.log_excerpt or ""
     shown = in_brief(log) if group.explanation else "\n".join(log.strip().splitlines()[-8:])
-    return [Items(lines), *([Code(shown)] if shown else [])]
+    ours = (group.error_class or "").startswith("actordbg.base.")  # its message says what and why
+    return [Items(lines), *([Code(shown)] if shown and not ours else [])]
 
 
 def _timing(replay: ReplaySummary) -> list[Block]:

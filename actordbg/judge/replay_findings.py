@@ -78,7 +78,7 @@ class Judged:
             rule = Rule(f"{RUNS.name}: {group.name}", RUNS.holds, remedy="; or ".join(group.ways_out))
             place = {"dump": group.examples[0]} if group.examples else {}
             why = group.explanation or " ".join(group.cause.split())
-            yield Finding(rule, f"{group.name} ({plural(group.count, 'input')}): {why}", place)
+            yield Finding(rule, f"{group.kind} ({plural(group.count, 'input')}): {why}", place)
         counts = self.replay.counts
         if not self.replay.failures and not counts.passed:
             yield Finding(RUNS, f"none of {counts.inputs} inputs has a result")

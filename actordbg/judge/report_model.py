@@ -59,6 +59,11 @@ class FailureGroup:
     ways_out: tuple[str, ...]
     examples: tuple[str, ...]
 
+    @property
+    def kind(self) -> str:
+        """The name beside the error itself, whose varying parts a name that is not known leaves out."""
+        return self.name if self.known else self.name.partition(":")[0]
+
 
 @dataclass(frozen=True)
 class Throughput:

@@ -148,7 +148,7 @@ def _first_failure(replay: ReplaySummary) -> str:
     """Return the first error, behind a colon; "" without one."""
     for failure in replay.failures[:1]:
         first = failure.cause.strip().split("\n")[0][:CAUSE_CHARS]
-        return f": {first}" if not first or first.startswith(failure.name) else f": {failure.name}, {first}"
+        return f": {first}" if not first or first.startswith(failure.kind) else f": {failure.kind}, {first}"
     return ""
 
 
@@ -261,7 +261,7 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
 
 def _other_setting(values: Mapping[str, Any], found: Sequence[Finding]) -> Mapping[str, Any] | None:
     """Return the settings with the one changed that decides where the fault is; None if no finding has such a remedy."""
-    todo = {finding.todo for finding in found}
+    todo = {finding.todo for finding in found if values["ring"] == 1}  # a ring needs packing and its own attention
     if ISOLATION in todo and values["packing"]:
         return {**values, "packing": False}
     if {EAGER, KERNEL.remedy} & todo and values["attn"] != "eager":

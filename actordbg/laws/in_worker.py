@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from actordbg.actor.session import ActorSession
 from actordbg.laws.law_run import LawRun
 from actordbg.records.replay_record import LAWS
-from actordbg.replay.instruments import Examined
+from actordbg.replay.instruments import Examined, Examiner
 
 
-class LawsInWorker:
-    """See `actordbg.replay.instruments.Examiner`."""
-
-    def __init__(self, session: ActorSession, *, together: bool) -> None:
-        self.session, self.together = session, together
-        self.out_of_step = ""
-
+class LawsInWorker(Examiner):
     def examine(self, run: Examined) -> dict[str, Any]:
         if not run.asked:
             return {}

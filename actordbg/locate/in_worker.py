@@ -9,15 +9,14 @@ from actordbg.actor.session import ActorSession
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.records.locate_record import IDENTITY, LOCATED
-from actordbg.replay.instruments import Examined
+from actordbg.replay.instruments import Examined, Examiner
 
 
-class LocateInWorker:
-    """See `actordbg.replay.instruments.Examiner`. The model is compared when it is loaded, and once more after the last input."""
+class LocateInWorker(Examiner):
+    """The model is compared when it is loaded, and once more after the last input."""
 
     def __init__(self, session: ActorSession, *, together: bool) -> None:
-        self.session, self.together = session, together
-        self.out_of_step = ""
+        super().__init__(session, together=together)
         self._identities = identities_of(session)
 
     def examine(self, run: Examined) -> dict[str, Any]:

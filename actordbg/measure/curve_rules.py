@@ -143,12 +143,14 @@ def _spikes(curves: Curves) -> Iterator[Seen]:
         value, usual, step = curve.values[worst], spikes[worst], curve.steps[worst]
         said = f"{curve.name} is {value:.3g} at step {step}, {value / usual:.0f} times the median of {usual:.3g} around it"
         yield f"{said}; {plural(len(spikes), 'such step')}", step, value / usual, limit
-    if curve.trend.word == RISES and curve.late > limit * curve.early > 0:
-        yield curve.course, curve.since(limit * curve.early), curve.late / curve.early, limit
+    yield from _risen(curve, limit)
 
 
 def _diverges(curves: Curves) -> Iterator[Seen]:
-    curve, limit = curves.of[SUPERVISED_LOSS], 1.5
+    return _risen(curves.of[SUPERVISED_LOSS], 1.5)
+
+
+def _risen(curve: Curve, limit: float) -> Iterator[Seen]:
     if curve.trend.word == RISES and curve.late > limit * curve.early > 0:
         yield curve.course, curve.since(limit * curve.early), curve.late / curve.early, limit
 

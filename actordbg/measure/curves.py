@@ -104,13 +104,14 @@ class Curve:
 
     @property
     def late(self) -> float:
-        many = max(1, len(self.values) // 3)
-        return median(self.values[-many:])
+        return self._last(max(1, len(self.values) // 3))
 
     @property
     def now(self) -> float:
         """Return the median of the last tenth."""
-        many = max(3, len(self.values) // 10)
+        return self._last(max(3, len(self.values) // 10))
+
+    def _last(self, many: int) -> float:
         return median(self.values[-many:])
 
     def since(self, above: float) -> int:

@@ -176,9 +176,12 @@ def _temperature(calls: Calls, answer: Answer) -> None:
             continue
         if asked is not None:
             answer.rows(call, np.full(1, asked != ours), f"sampled at temperature {asked:g}, scored at {ours:g}")
-        if call.record.role == "policy" and call.row_keys:
-            others = np.array([seen.setdefault((call.record.run, key), ours) for key in call.row_keys])
+        keys = [(call.record.run, key) for key in call.row_keys] if call.record.role == "policy" else []
+        if seen.keys() & keys:
+            others = np.array([seen.get(key, ours) for key in keys])
             answer.rows(call, others != ours, f"scored at temperature {ours:g}, elsewhere at another one", others - ours)
+        for key in keys:
+            seen.setdefault(key, ours)
 
 
 def _sampling(call: RecordedCall, answer: Answer) -> None:
@@ -207,7 +210,7 @@ LAWS = (
         over_calls=False,
     ),
     RecordedLaw(
-        "beginning", "a row begins with one BOS", "open-r1 PR#462",
+        "beginning", "no row begins with two BOS tokens", "open-r1 PR#462",
         "encode a prompt that has a BOS with add_special_tokens=False", ("attention_mask", "bos_token_id"), EITHER,
         judge=mask_laws.beginning, over_calls=False, fails="a row begins with two BOS tokens",
     ),
@@ -297,7 +300,7 @@ LAWS = (
         (LOSS, "advantages"), "", fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
     ),
     RecordedLaw(
-        "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own", "slime PR#2235",
+        "row advantage", "all tokens of a row have its advantage, unless the estimator gives each its own", "slime PR#2235",
         "give all tokens of a response the same advantage (only GAE, or a KL in the reward, gives each its own)", _ESTIMATED,
         TRAINER, fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
     ),
@@ -339,7 +342,7 @@ LAWS = (
         fails="importance weights are not exp(old - rollout log-probs)", judge=_importance, over_calls=False,
     ),
     RecordedLaw(
-        "temperature", "a row is sampled and scored at one temperature", "trl#4159",
+        "temperature", "all recorded temperatures of a row are equal", "trl#4159",
         "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER, judge=_temperature,
     ),
     RecordedLaw(

@@ -21,6 +21,8 @@ from actordbg.records.replay_record import LawAnswer, ResultRecord
 
 IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
+LOCAL = "local"
+"""The law of `located`: every module's output is the truth's."""
 OUT, INTO = "out", "into"
 """Kinds of places: a module's output, and what came into it."""
 BACK = {OUT: "back out", INTO: "back into"}
@@ -185,7 +187,7 @@ def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
         beside_it = any(isinstance(part, Mapping) and part.get(key) for part, key in beside)
         wrong = located.get("count") or located.get("kernel") or beside_it
         judged = KEPT if located.get("places") else NOT_CHECKED
-        answers.append(LawAnswer("local", BROKEN if wrong else judged))
+        answers.append(LawAnswer(LOCAL, BROKEN if wrong else judged))
     return answers
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from actordbg.actor.forward_outcome import ForwardOutcome
@@ -37,18 +37,20 @@ class Examined:
     at_end: bool = False
 
 
-class Examiner(Protocol):
+class Examiner:
     """An instrument in a worker, made when the model is loaded. together: ranks compute each input together.
 
     out_of_step: why this process must be replaced after the input, "" if it can continue.
     """
 
-    out_of_step: str
+    out_of_step = ""
 
-    def __init__(self, session: Any, *, together: bool) -> None: ...
+    def __init__(self, session: Any, *, together: bool) -> None:
+        self.session, self.together = session, together
 
     def examine(self, run: Examined) -> dict[str, Any]:
         """Return fields of the result's `extra`, plain data. No error of an examination fails the input."""
+        raise NotImplementedError
 
 
 class Instrument(NamedTuple):

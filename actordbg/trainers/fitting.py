@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actordbg.base.errors import Unsupported
 from actordbg.trainers.find_adapter import installed, look_here, of_user, places
-from actordbg.trainers.seam import TRAINER_STEP, Adapter, Seam
+from actordbg.trainers.seam import Adapter, Seam
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -74,7 +74,7 @@ def fit(adapter: Adapter, place: str = "") -> Fit:
     installed = None
     with contextlib.suppress(PackageNotFoundError):
         installed = version(adapter.package)
-    own = [seam for seam in adapter.seams if seam is not TRAINER_STEP]  # transformers may be there without the trainer
+    own = [seam for seam in adapter.seams if not seam.module.startswith("transformers.")]  # it is there without the trainer
     there = installed is not None or any(_file_of(seam.module) for seam in own)
     problems = [tuple(differences(seam)) for seam in adapter.seams] if there else []
     differs = tuple(why for reasons in problems for why in reasons)

@@ -32,9 +32,7 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)
-def no_surrounding_launcher(monkeypatch, tmp_path):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 

@@ -21,10 +21,10 @@ def openrlhf(monkeypatch):
     yield from stand_in_for_openrlhf(monkeypatch)
 
 
-def train(openrlhf, store, *, tokens=1.0, **control):
+def train(openrlhf, store, *, tokens=1.0, calls=("forward", "loss"), **control):
     """Train a critic under `install`; tokens: a factor of what its losses are divided by. Returns experiences and losses."""
     batches = experiences(openrlhf.Actor(), 4)
-    hook.install(openrlhf.Actor, store=record_here(store, **control))
+    hook.install(openrlhf.Actor, store=record_here(store, calls=calls, **control))
     trainer, results = openrlhf.Critic(), []
     for number, batch in enumerate(batches):
         info = normalization(batches, number)
@@ -34,7 +34,7 @@ def train(openrlhf, store, *, tokens=1.0, **control):
 
 
 def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf, store):
-    results = train(openrlhf, store, calls=["forward", "loss"])
+    results = train(openrlhf, store)
     recorded = sorted(dumps_of(store), key=lambda dump: dump.record.monotonic_ns)
     assert len(recorded) == len(results) == 4
     for number, (dump, (experience, loss)) in enumerate(zip(recorded, results, strict=True)):
@@ -53,7 +53,7 @@ def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf, store):
 
 
 def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf, store):
-    train(openrlhf, store, calls=["forward", "loss"], tokens=2.0)
+    train(openrlhf, store, tokens=2.0)
     dumps_of(store)
     findings = linted(store)
     assert [law.name for law in findings.broken] == ["normalization"]
@@ -61,7 +61,7 @@ def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf, st
 
 
 def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf, store):
-    results = train(openrlhf, store, calls=["forward", "loss"])
+    results = train(openrlhf, store)
     actor = openrlhf.Actor()
     trainer = openrlhf.Trainer(actor, openrlhf.PolicyLoss())
     batches = [batch for batch, _ in results]
@@ -73,12 +73,12 @@ def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf, store):
 
 
 def test_the_limits_choose_a_critics_losses(openrlhf, store):
-    train(openrlhf, store, calls=["forward", "loss"], steps=[8, 8])
+    train(openrlhf, store, steps=[8, 8])
     assert [dump.record.step for dump in dumps_of(store)] == [8, 8]
 
 
 def test_a_critics_process_has_no_ring_while_forwards_alone_are_recorded(openrlhf, store):
-    train(openrlhf, store)
+    train(openrlhf, store, calls=["forward"])
     slot = hook._slots[str(store.root.resolve())]
     assert slot.recorder.ring is None and not slot.recorder.writer.watched()
     rows = torch.arange(12).view(2, 6)

@@ -129,6 +129,15 @@ def test_what_a_model_is_counts_for_every_dump_of_its_replay(store):
     assert verdicts_of(store) == [("WRONG", "identity")] * 3
 
 
+def test_a_module_that_is_wrong_in_one_dump_is_what_breaks_the_others_whose_log_probs_match(store):
+    inputs, truth = publish(store, 3), "20250619T050300-000003"
+    extra = {"located": {"places": 4, "kernel": "it sees later tokens"}}
+    write_replay(store, NEW, inputs, result=lambda index: {"extra": extra} if index == 1 else {})
+    write_replay(store, truth, inputs, truth="fp32")
+    assert invoke(store, "compare", NEW, truth).exit_code == 1
+    assert verdicts_of(store) == [("WRONG", "local")] * 3
+
+
 def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged, monkeypatch):
     before = verdicts_of(judged)
     write_replay(judged, "20250619T050400-000004", publish(judged, 1)[:1])

@@ -9,7 +9,7 @@ import shlex
 import docpages
 import pytest
 from amounts import WHOLE
-from commandline import invoke
+from commandline import in_json, invoke
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle
@@ -60,6 +60,7 @@ def made_up(fault):
             store, spec.replay_id, spec.inputs, versions=spec.versions, command=spec.command, **settings,
             change=lambda index, made: None if off is None else made | {"log_probs": made["log_probs"] + off},
             result=lambda index: {"extra": extra, "forward_s": 0.1, "folded_ids": False, **planted},
+            resolved={"backward": bool(spec.config.backward)},
         )  # fmt: skip
         folder = store.replays / spec.replay_id
         (folder / SPEC).write_text(spec.to_json())
@@ -158,13 +159,22 @@ def test_from_recorded_dumps_whatever_is_wrong(tmp_path, model, planted, fault, 
         assert walked[-1] == "actordbg check --model YOUR_MODEL", walked
 
 
-def test_numbers_of_several_processes_are_asked_of_one_and_not_of_a_script(tmp_path, model, planted, monkeypatch):
-    monkeypatch.setitem(FAULTS, "several", lambda spec: {"off": 0.1} if spec.config.nproc > 1 else {})
+@pytest.mark.parametrize("options", ["--backend deepspeed --nproc 2", "--backend fsdp2 --ring 2 --nproc 2 --packing"])
+def test_numbers_of_several_processes_are_asked_of_one_and_not_of_a_script(tmp_path, model, planted, monkeypatch, options):
+    monkeypatch.setitem(FAULTS, "several", lambda spec: {"off": 0.1, "law": "broken"} if spec.config.nproc > 1 else {})
     planted("several")
     store = Store(tmp_path / "store").create()
     create_dumps(store, 3, seq_len=16, vocab_size=400)
-    walked = " ".join(walk(store, f"actordbg check --backend deepspeed --nproc 2 --model {shlex.quote(str(model))}"))
+    walked = " ".join(walk(store, f"actordbg check {options} --model {shlex.quote(str(model))}"))
     assert "--backend plain" in walked and "reduce" not in walked
+
+
+def test_a_right_check_does_not_lead_to_the_fault_of_another_model(tmp_path, model, planted):
+    planted("a law under packing")
+    store = Store(tmp_path / "store").create()
+    create_dumps(store, 1, seq_len=16, vocab_size=400)
+    invoke(store, "check --packing")
+    assert "matrix" in in_json(store, "check --model", str(model))["next"]
 
 
 def test_from_old_pickles_and_from_a_bundle(tmp_path, planted, monkeypatch):

@@ -28,8 +28,6 @@ from actordbg.replay.supervise import load_spec
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 

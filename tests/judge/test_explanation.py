@@ -108,10 +108,16 @@ def test_the_runs_own_outputs_are_a_side_of_their_own(store):
     assert answer["explanation"]["sides"] == ["A", "run"] and "the run's outputs" in answer["explanation"]["what"][0]
 
 
-def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store):
+def written_apart(store):
+    """The inputs of a replay that is far from what the run recorded, and what it computed."""
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
     write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
+    return inputs, made
+
+
+def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store):
+    written_apart(store)
     record = compare(store, "r-01", "recorded")
     cause = NamedCause("temperature", "temperature 0.7 was not applied", "send the temperature to the engine", "verl#1", left=0.0)
     record = replace(record, explained=ExplainedOutputs(0.1, 0.0, 9, 2, causes=(cause,)))
@@ -122,9 +128,7 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
 
 
 def test_causes_of_an_earlier_bank_are_searched_for_again(store, monkeypatch):
-    inputs, made = publish_golden(store, 2)
-    made[0]["log_probs"][1, 0] -= 1.5
-    write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
+    inputs, made = written_apart(store)
     write_truths(store, inputs, change=lambda index, _: made[index])
     record, asked = compare(store, "r-01", "recorded"), []
     monkeypatch.setattr(

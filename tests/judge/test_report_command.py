@@ -193,7 +193,7 @@ def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed, 
 
 
 def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed, tmp_path):
-    for message in ("no such folder or file", None):
+    for message in ("has no tokenizer.json", None):
         with pytest.raises(UsageError, match=message):
             reported(replayed, "--format html --tokenizer", str(tmp_path))
         (tmp_path / "tokenizer.json").write_text("{}")

@@ -17,6 +17,7 @@ from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
 from replaylines import places
 from reportcases import said_once
+from stepcases import PPO_FACTS
 
 from actordbg import trainers
 from actordbg.api import explaining
@@ -42,12 +43,8 @@ from actordbg.trainers.seam import LossCall
 
 PROMPT, ANSWER, END, RANKS, MICRO = 5, 8, 2, 2, 2
 PLACEHOLDER = "set rollout_log_probs 0,2 0"
-LOSS_FACTS = {
-    "loss.policy_loss_type": "ppo", "loss.clip_eps_low": 0.2, "loss.clip_eps_high": 0.2, "loss.dual_clip": None,
-    "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
-    "loss.is_correction_mode": "mask", "loss.is_correction_threshold": [0.5, 5.0],
-    "engine_accumulation": MICRO, "dynamic_batch": False, "multi_turn": False, "n_samples_per_prompt": 2,
-    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "eos_token_id": END, "dp_size": RANKS, "rollout.batch_size": RANKS * MICRO,
+LOSS_FACTS = PPO_FACTS | {
+    "engine_accumulation": MICRO, "multi_turn": False, "n_samples_per_prompt": 2, "eos_token_id": END, "dp_size": RANKS, "rollout.batch_size": RANKS * MICRO,
     "advantage.estimator": "reinforce_baseline", "advantage.gamma": 1.0, "kl.init_coef": 0.0, "reward.clip_range": [-10.0, 10.0],
 }  # fmt: skip
 
@@ -440,8 +437,9 @@ def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path, know
 
 def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path):
     """Losses that were recorded are not asked for; a trainer that has no rewards, and an unknown estimator, are named."""
-    store, paths = published(tmp_path, "weights []", 'fact loss.policy_loss_type "other"')
+    store, paths = published(tmp_path, "weights []", "fact rollout.temperature null", 'fact loss.policy_loss_type "other"')
     lacks = {answer.rule.name: answer.lacks for answer in lint(store.root, paths).of(NOT_CHECKED)}
+    assert lacks["temperature"] == "rollout.temperature", "rows that are scored once have nothing to be compared with"
     assert lacks["rewards"] == "rewards" and lacks["returns"] == "returns" and "formula" in lacks["normalization"]
     assert not any("dump enable --calls" in lack for lack in lacks.values())
 
@@ -455,6 +453,7 @@ def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path, 
     answer = json.loads(files[0].read_text())
     assert answer["wrong"] == [TRAINER] and answer["findings"][0]["key"] == ["finite", TRAINER, ""]
     assert all("finite" in path.read_text() for path in files)
+    assert "<summary>Rules not checked" in files[1].read_text()
 
 
 def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of_forwards(tmp_path):

@@ -331,15 +331,16 @@ def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(sto
     stored(store, *made)
     record = SimpleNamespace(run="r", dump_id="d")
     about = {"is_loss": True, "root": store.root, "row_keys": [key_of(each.trained) for each in made], "record": record}
-    answer = Answer(RULES[0])
-    rewards([SimpleNamespace(array=lambda _: np.array(given), **about)], answer)
-    assert (len(answer.found), answer.looked_at) == (found, judged)
+
+    def answered(values):
+        answer = Answer(RULES[0])
+        rewards([SimpleNamespace(array=lambda _: np.array(values), **about)], answer)
+        return len(answer.found), answer.looked_at
+
+    assert answered(given) == (found, judged)
     stored(store, *(replace(each, number=each.number + 9, reward=9.0) for each in made))
-    answer = Answer(RULES[0])
-    rewards([SimpleNamespace(array=lambda _: np.array(given), **about)], answer)
-    assert (len(answer.found), answer.looked_at) == (0, 0), "equal conversations have unlike rewards"
-    rewards([SimpleNamespace(array=lambda _: np.array([1.0]), **about)], answer)
-    assert answer.looked_at == 0, "one reward is not that of each row"
+    assert answered(given) == (0, 0), "equal conversations have unlike rewards"
+    assert answered([1.0]) == (0, 0), "one reward is not that of each row"
 
 
 @pytest.mark.parametrize("value", [None, torch.ones(2), float("nan"), "much"])

@@ -1,4 +1,4 @@
-"""Fixtures of replays: no launcher around, a folder of their own, and scripted workers (`fake_worker`)."""
+"""Fixtures of replays: a folder of their own, and scripted workers (`fake_worker`)."""
 
 import os
 
@@ -15,8 +15,6 @@ def bench(store):
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch, tmp_path):
-    """No launcher around, an empty folder, and workers that can import the script's reader."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    """An empty folder, and workers that can import the script's reader."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)

@@ -16,12 +16,13 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 ROWS, PROMPT, ANSWER, VOCAB = 2, 3, 6, 64
-LOSS_FACTS = {
+PPO_FACTS = {
     "loss.policy_loss_type": "ppo", "loss.clip_eps_low": 0.2, "loss.clip_eps_high": 0.2, "loss.dual_clip": None,
     "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
     "loss.is_correction_mode": "mask", "loss.is_correction_threshold": [0.5, 5.0], "dynamic_batch": False,
-    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "max_norm": 1.0, "engine_max_norm": 1.0,
+    "rollout.temperature": 1.0, "rollout.top_p": 1.0,
 }  # fmt: skip
+LOSS_FACTS = {**PPO_FACTS, "max_norm": 1.0, "engine_max_norm": 1.0}
 
 
 @dataclass

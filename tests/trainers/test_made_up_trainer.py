@@ -181,7 +181,7 @@ def test_another_release_is_left_alone_and_the_difference_named(written, recordi
     adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)), *adapter.seams)
     assert fitting.fit(adapter).answer == "1 of 5 functions"
     adapter.package, fit = "no-such-package", adapter.seams[:1]
-    adapter.seams = adapter.seams[-1:]
+    adapter.seams = (*adapter.seams[-1:], Seam("transformers.trainer:Trainer._get_grad_norm", print))
     assert fitting.fit(adapter).answer == "not installed"
     adapter.seams = fit
     assert fitting.fit(adapter).fits, "code beside the script has no package"

@@ -73,6 +73,13 @@ def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not
     assert not answer.ok and answer.verdict == "NOT CHECKED"
 
 
+def answer_beside(store, hashed):
+    path = store.root / "weights" / "r" / hashed.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(hashed.to_json())
+    return weights_answer(store)
+
+
 @pytest.mark.parametrize(
     ("transfers", "step", "second", "word"),
     [(2, 11, 5, "RIGHT"), (2, 16, 5, "RIGHT"), (2, 17, 5, "WRONG"), (2, 17, 0, "RIGHT"), (1, 11, 5, "RIGHT")],
@@ -80,10 +87,7 @@ def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not
 def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(store, transfers, step, second, word):
     synced(store, *[HEALTHY] * transfers, apart=8)
     hashed = WeightRecord("r", 0, "h", 1, "i", 7, step, f"2026-01-01T00:00:0{second}.000000Z", 0.1, 1)
-    path = store.root / "weights" / "r" / hashed.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(hashed.to_json())
-    answer = weights_answer(store)
+    answer = answer_beside(store, hashed)
     assert answer.verdict == word and answer.get("wrong", []) == ["trainer"] * (word == "WRONG")
     assert any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
 
@@ -93,10 +97,7 @@ def test_what_is_sent_is_what_the_policy_computed_with_at_this_step(store, sha25
     synced(store, HEALTHY, HEALTHY)
     own = {"layers.2.q_proj": ParameterHash("bfloat16", (2, 3), sha256=sha256)}
     hashed = WeightRecord("r", 0, "h", pid, "i", 7, 1, "2026-01-01T00:00:05.000000Z", 0.1, 1, own)
-    path = store.root / "weights" / "r" / hashed.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(hashed.to_json())
-    answer = weights_answer(store)
+    answer = answer_beside(store, hashed)
     assert answer.verdict == word and ("layers.2.q_proj left the trainer" in answer.sentence) == (word == "WRONG")
 
 
