@@ -127,6 +127,31 @@ def _unclipped(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         loss.clip_eps_low, loss.clip_eps_high = own
 
 
+def _own(name: str, value: Any) -> Callable[..., Any]:
+    """Let a loss compute with another attribute than the recorded one."""
+
+    def forward(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(loss, name)
+        setattr(loss, name, value)
+        try:
+            return original(loss, *args, **kwargs)
+        finally:
+            setattr(loss, name, own)
+
+    return forward
+
+
+def _rewarded(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
+    """Change the arguments of which the rewards of tokens are made."""
+    names = ("r", "kl_coef", "kl")
+
+    def reward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return original(**given | change(given))
+
+    return _around("openrlhf.trainer.ppo_utils.experience_maker:compute_reward", reward)
+
+
 def _without_kl(original: Any, trainer: Any, experience: Any, kl_ctl: float, *args: Any, **kwargs: Any) -> Any:
     return original(trainer, experience, 0.0, *args, **kwargs)
 
@@ -361,6 +386,7 @@ class Fault(NamedTuple):
 _DYNAMIC = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 260 --rollout.max_tokens_per_gpu 4096"
 _KL = "--algo.kl.init_coef 0.5 --algo.kl.use_loss --algo.kl.estimator k3"
 _INNER = "--train.batch_size 4 --actor.eps_clip 0.01"
+_CRITIC = "--algo.advantage.estimator gae --critic.num_nodes 1 --critic.num_gpus_per_node 1"
 _SAVED = "--ckpt.save_steps 1 --ckpt.save_hf --ckpt.disable_ds"
 FAULTS: dict[str, Fault] = {
     "accumulation": Fault(
@@ -401,7 +427,7 @@ FAULTS: dict[str, Fault] = {
     "dynamic batch": Fault(_nothing, TRAINER, "step", "only the gradient of the last", _DYNAMIC, ranks=2),
     "wrong sign": Fault(_loss(lambda given: {"advantages": -given["advantages"]}), TRAINER, "step", "sign"),
     "loss without its mask": Fault(
-        _loss(lambda given: {"action_mask": given["action_mask"] | True}), TRAINER, "step", "without the action mask"
+        _loss(lambda given: {"action_mask": given["action_mask"] | True}), TRAINER, "step", "without its mask"
     ),
     "not clipped": Fault(
         _around("openrlhf.models.loss:PolicyLoss.forward", _unclipped), TRAINER, "step", "without clipping", _INNER, step=3
@@ -409,6 +435,30 @@ FAULTS: dict[str, Fault] = {
     "no KL term": Fault(
         _around("openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step", _without_kl),
         TRAINER, "step", "without the KL term", _KL, step=2, steps=3,
+    ),
+    "a ratio of 1": Fault(
+        _loss(lambda given: {"old_log_probs": given["log_probs"].detach()}), TRAINER, "lint", "a loss without clipping", _INNER
+    ),
+    "KL left out of the reward": Fault(
+        _rewarded(lambda _: {"kl_coef": 0.0}), TRAINER, "lint", "reward has a KL penalty", "--algo.kl.init_coef 0.05", steps=3
+    ),
+    "KL added to the reward": Fault(
+        _rewarded(lambda given: {"kl": -given["kl"]}), TRAINER, "lint", "a KL penalty is none",
+        "--algo.kl.init_coef 0.05 --algo.kl.estimator k3", steps=3,
+    ),
+    "tokens of a dynamic batch": Fault(
+        _around("openrlhf.trainer.ray.ppo_actor:get_loss_batch_info",
+                lambda original, strategy, mask, **_: original(strategy, mask)),
+        TRAINER, "step", "batch_num_tokens", _DYNAMIC + " --ds.zero_stage 3 --train.max_tokens_per_gpu 130", step=0,
+    ),
+    "values clipped at 0.5": Fault(
+        _around("openrlhf.models.loss:ValueLoss.forward", _own("clip_eps", 0.5)), TRAINER, "lint", "a loss without clipping",
+        _CRITIC + " --critic.value_clip 0.1 --critic.adam.lr 0.02 --train.batch_size 4", steps=3,
+    ),
+    "gamma and lambda swapped": Fault(
+        _around("openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.get_advantages_and_returns",
+                lambda original, maker, values, rewards, mask, *by: original(maker, values, rewards, mask, *reversed(by))),
+        TRAINER, "lint", "by its returns", _CRITIC + " --algo.advantage.lambd 0.9",
     ),
     "trainer's temperature": Fault(
         _around("openrlhf.models.actor:Actor.forward", _scored_warmer),

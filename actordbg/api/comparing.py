@@ -68,9 +68,8 @@ def compared(
         record = without_unknown_weights(record, weights_of_outputs(record, resolved, noise_of_each))
     path = kept(desk, record)
     desk.settle()
-    moves = floor.floor.get("max_abs") if floor else None
     others = rests_on_others(store, record)
-    blocks = document(record, worst, comparison_charts(store, record, texts, moves) if charts else [], others)
+    blocks = document(record, worst, comparison_charts(store, record, texts) if charts else [], others)
     if (pattern := wrong_tokens(store, record)) is not None:
         blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
     if b in RECORDED_NAMES and (weights := resolved.get(RECORDED_WEIGHTS)):

@@ -57,8 +57,9 @@ class Cause:
 
 
 SHIFT, ROWS, PLACEHOLDER, WEIGHTS, NAN = "shift", "other rows", "placeholder", "weights", "not finite"
-PRECISION, OLDER, UNKNOWN_POLICY, UNKNOWN_PRECISION = "precision", "older policy", "unknown policy", "unknown precision"
-"""What is not a side's fault: the dtype that it computes in, and a policy that was updated since."""
+PRECISION, OLDER, DROPPED = "precision", "older policy", "dropout"
+UNKNOWN_POLICY, UNKNOWN_PRECISION = "unknown policy", "unknown precision"
+"""What is not a side's fault: the dtype that it computes in, a policy that was updated since, and what it drops at random."""
 
 BANK: tuple[Cause, ...] = (
     Cause(
@@ -323,6 +324,13 @@ BANK: tuple[Cause, ...] = (
         UNKNOWN_PRECISION,
         "as near as the rounding of {part} leaves them, and too few to say whether they are computed in it",
         "replay more inputs, or with the dtype of the engine",
+        "",
+        None,
+    ),
+    Cause(
+        DROPPED,
+        "in training mode its model drops {part} at random, and the truth drops nothing",
+        "train without dropout, as log-probs of the rollout have none",
         "",
         None,
     ),

@@ -298,44 +298,40 @@ def _not_compared(record: ComparisonRecord) -> list[Block]:
     return section("Not compared", lines)
 
 
-MOST_DUMPS = 24
-"""How many dumps' tokens are read."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _OUTSIDE = "-"
 
 
-def comparison_charts(
-    store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
-) -> list[Chart]:
-    """Draw the charts of a comparison, without empty ones. floor: the noise floor of a log-prob, in nats."""
-    from actordbg.judge.token_charts import scatter_chart, tokens_chart  # imports numpy, which the text does not need
+def comparison_charts(store: Store, record: ComparisonRecord, texts: Texts | None = None) -> list[Chart]:
+    """Draw the charts of a comparison, without empty ones."""
+    from actordbg.judge.token_charts import tokens_chart  # imports numpy, which the text does not need
 
-    pairs = list(_pairs(store, record))
-    limits = [pair.limit for pair in pairs if pair.limit is not None]
-    tokens, scatter = tokens_chart(pairs[0], texts) if pairs else None, scatter_chart(pairs, max(limits, default=None), floor)
-    return [chart for chart in (tokens, scatter, gradients_chart(record.dumps)) if chart is not None]
+    pair = _pair(store, record)
+    charts = tokens_chart(pair, texts) if pair else None, gradients_chart(record.dumps)
+    return [chart for chart in charts if chart is not None]
 
 
-def _pairs(store: Store, record: ComparisonRecord) -> Iterator[TokenPair]:
-    """Yield the worst dumps whose tensors both sides kept."""
+def _pair(store: Store, record: ComparisonRecord) -> TokenPair | None:
+    """Return the worst dump whose tensors both sides kept."""
     from actordbg.compare.sides import both_sides, recorded_arrays
     from actordbg.judge.token_charts import TokenPair
 
     if record.a.replay_id is None or record.b.replay_id is None:
-        return
+        return None
     try:
         ours, theirs = both_sides(store, record.a.replay_id, record.b.replay_id)
     except ActordbgError:  # a side is gone: its figures are not
-        return
-    for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
+        return None
+    for dump in [dump for dump in record.compared if dump.log_probs]:
         a, b = ours.read(dump.dump_id), theirs.read(dump.dump_id)
         if isinstance(a, str) or isinstance(b, str) or a.log_probs.shape != b.log_probs.shape:
             continue
         limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
         tokens = recorded_arrays(store, ours.inputs[dump.dump_id].path)
         ids, real = tokens.get("sequences"), tokens.get("attention_mask")
-        yield TokenPair(dump.dump_id, a.log_probs, b.log_probs, a.mask, ids=ids, real=real, limit=limit)
+        return TokenPair(dump.dump_id, a.log_probs, b.log_probs, a.mask, ids=ids, real=real, limit=limit)
+    return None
 
 
 def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:

@@ -23,6 +23,7 @@ from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.base.units import first_line
 from actordbg.causes.bank import (
     BY_NAME,
+    DROPPED,
     NAN,
     OLDER,
     PLACEHOLDER,
@@ -87,15 +88,16 @@ def explain_sides(
     temperature: float | None = None,
     coarser: Collection[str] = (),
     old: Mapping[str, Mapping[str, Array]] = {},
+    trained: Collection[str] = (),
     **callbacks: Any,
 ) -> dict[str, ExplainedOutputs]:
     """Fit the bank's causes to each of several sides, such as a rollout engine and the run.
 
     sides: by name, values by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
     further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
-    configured one, if not the replay's. coarser: sides that may compute in a coarser dtype than the replay. old: by side, what
-    the run recorded of its policy, which may have been updated since. callbacks: passed to `run_replay`. Raises
-    Unsupported if there is nothing to fit, and what `run_replay` raises.
+    configured one, if not the replay's. coarser: sides that may compute in a coarser dtype than the replay. trained: those in
+    training mode. old: by side, what the run recorded of its policy, which may have been updated since. callbacks: passed to
+    `run_replay`. Raises Unsupported if there is nothing to fit, and what `run_replay` raises.
     """
     ours = open_replay(store, replay_id)
     if REPLAYED not in sides and (blocked := why_not(ours, GoldenSide(store, ours, ours.inputs))):
@@ -139,7 +141,7 @@ def explain_sides(
     held, dtypes = with_rounding(wanted, rounding, models), _COARSER.get(ours.info.dtype or "", ())
 
     def judged(
-        side: Mapping[str, Array], held: _Held, old: Mapping[str, Array] | None, dtypes: Sequence[str]
+        side: Mapping[str, Array], held: _Held, old: Mapping[str, Array] | None, dtypes: Sequence[str], *, trained: bool = False
     ) -> ExplainedOutputs:
         """Explain a side: by the truth, else as the old policy's, else in a coarser dtype, else by the old policy's truth."""
         sample, fitted = held.fit(side, beside=old)
@@ -151,6 +153,8 @@ def explain_sides(
             return replace(held.told(to_old, OLDER), before=fitted.before)
         if not fitted.unknown:
             return held.told(fitted)
+        if trained and (share := held.truth.resolved.get("undropped")):
+            return replace(held.told(fitted, f"{DROPPED}: {share:g}"), unknown=False)
         for dtype in dtypes:
             if (explained := in_dtype(dtype, side, held, sample, fitted)) is not None:
                 return explained
@@ -183,7 +187,10 @@ def explain_sides(
         note = PRECISION if known else UNKNOWN_PRECISION
         return of_dtype.told(found, f"{note}: {dtype}")
 
-    return {name: judged(side, held, old.get(name), dtypes if name in coarser else ()) for name, side in sides.items()}
+    return {
+        name: judged(side, held, old.get(name), dtypes if name in coarser else (), trained=name in trained)
+        for name, side in sides.items()
+    }
 
 
 def _of_model(wanted: Wanted, model: str) -> Wanted:

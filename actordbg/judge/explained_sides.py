@@ -26,7 +26,7 @@ import numpy as np
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.catalog.where import of_dumps
-from actordbg.causes.bank import PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
+from actordbg.causes.bank import DROPPED, PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
 from actordbg.causes.fit import FEWEST, Array
 from actordbg.compare.same_weights import WEIGHTS, WeightsMet, weights_met
 from actordbg.compare.sides import ReplaySide, open_replay
@@ -121,8 +121,8 @@ class ExplainedSides:
         return [*section("What to do", remedies), Heading("How far apart", 3), table]
 
 
-_OF_OTHERS = (UNKNOWN_POLICY, UNKNOWN_PRECISION)
-"""Causes that say that a side is that of a policy or a dtype of which there is no truth."""
+_OF_OTHERS = (UNKNOWN_POLICY, UNKNOWN_PRECISION, DROPPED)
+"""Causes that say that a side is that of a policy, a dtype or a dropout of which there is no truth."""
 _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 
 
@@ -263,6 +263,8 @@ def explain_rollout(store: Store, replay_id: str, **options: Any) -> ExplainedRo
     }
     of_old = {ROLLOUT: sides[_OLD]} if _OLD in sides else {}
     given: dict[str, Any] = {"temperature": temperature, "coarser": (ROLLOUT, ENGINE), "old": of_old}
+    if any(loss.record.training for loss in losses.values()):
+        given["trained"] = (TRAINER,)
     explained = explain_sides(store, replay_id, sides, **given, **options)
     trainer = explained[TRAINER]
     old_ones = explained.get(_OLD)

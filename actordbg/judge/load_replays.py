@@ -27,7 +27,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
 from actordbg.recorded.lint import LintFindings, with_known
-from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.run_files import read_counters
@@ -157,20 +157,13 @@ def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list
 
         with contextlib.suppress(ActordbgError):  # the report's text names what is damaged
             record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
-            charts += comparison_charts(store, record, texts, floor_of(store, record))
+            charts += comparison_charts(store, record, texts)
     charts += replay_charts(data)
     with contextlib.suppress(IndexError, ActordbgError):  # no input, or one that was pruned
         run = query.get_dump(store, data.spec.inputs[0].dump_id).run
         chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
         charts += [chart] if chart is not None else []
     return charts
-
-
-def floor_of(store: Store, record: ComparisonRecord) -> float | None:
-    """Return the log-prob noise floor that the comparison was judged with; None without one, or if it cannot be read."""
-    with contextlib.suppress(ActordbgError):
-        return NoiseRecord.from_file(store.noise / f"{record.noise_id}.json").floor.get("max_abs")
-    return None
 
 
 def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:

@@ -8,8 +8,8 @@ shows the worst, and the tooltip says where.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import Chart, Grid, number
 from actordbg.document.specifications import (
     ACCENT,
-    BAD,
     PART,
     QUIET,
     Spec,
@@ -30,13 +29,12 @@ from actordbg.document.specifications import (
     quantity,
     rows_high,
     small,
-    thinned,
 )
 from actordbg.formats.encoding import Array
 from actordbg.records.locate_record import Located
 
-FIELDS, ROWS, POINTS = 110, 24, 1200
-"""The most fields per row, rows, and scatter points that a chart has."""
+FIELDS, ROWS = 110, 24
+"""The most fields per row, and rows, that a chart has."""
 _WORST = 12
 PROMPT, PADDING, RESPONSE, BETWEEN = "prompt", "padding", "response", "between turns"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET, BETWEEN: PART}
@@ -49,7 +47,7 @@ class TokenPair:
     """A dump on both sides, row by row: log-probs of A and B in nats, and their mask (bool), all [B, A].
 
     ids: the dump's tokens [B, S]. real: which tokens are not padding. Both are None if the dump is gone. limit: the largest
-    allowed difference, in nats. names: of A and B. beside: other figures of the tokens by name, [B, A].
+    allowed difference, in nats.
     """
 
     dump_id: str
@@ -59,8 +57,6 @@ class TokenPair:
     ids: Array | None = None
     real: Array | None = None
     limit: float | None = None
-    names: tuple[str, str] = ("A", "B")
-    beside: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def apart(self) -> Array:
@@ -116,13 +112,11 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
             if kind == RESPONSE:
                 value = float(f"{far[at][start:end].max():.4g}")
                 field |= {"v": value, "s": number(value, 3)}
-                if pair.beside:
-                    field["m"] = _figures(pair, at, start + int(far[at][start:end].argmax()) - length + actions)
             elif not texts and start and fields[-1]["k"] == kind:  # one mark for a run of prompt or padding
                 first = fields.pop()["a"]
                 field |= {"a": first, "t": _where(at, first, end - first)}
             fields.append(field | ({"w": text_of(at, start, end)[:90]} if texts else {}))
-    spec = _drawn(fields, (float(far[row][position]), row, position), pair.limit or 0.0, rows_high(len(order)), pair.names)
+    spec = _drawn(fields, (float(far[row][position]), row, position), pair.limit or 0.0, rows_high(len(order)))
     lines = []
     for r, c in ranked[:_WORST].tolist():
         action = c - length + actions
@@ -130,7 +124,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
         context = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
         lines.append((*line, context) if texts else line)
-    columns = ["row", "position", "token", *pair.names, " - ".join(pair.names)]
+    columns = ["row", "position", "token", "A", "B", "A - B"]
     columns += ["text"] if texts else []
     within = pair.limit is not None and bool(far[row][position] <= pair.limit)
     circled = "Largest difference" if within else "Worst token"
@@ -142,18 +136,9 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     return Chart("Token map", says, spec, Grid(columns, lines, {"text"}), left)
 
 
-def _figures(pair: TokenPair, row: int, action: int) -> str:
-    """Name all figures of a token."""
-    named = {pair.names[0]: pair.a, pair.names[1]: pair.b, **pair.beside}
-    figures = {name: float(values[row][action]) for name, values in named.items()}
-    return ", ".join(f"{name} {number(figure, 5)}" for name, figure in figures.items())
-
-
-def _drawn(
-    fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], limit: float, height: int, sides: tuple[str, str]
-) -> Spec:
+def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], limit: float, height: int) -> Spec:
     """limit: what the darkest color stands for at least, so that rounding stays pale."""
-    (apart, row, position), title = worst, f"|{' - '.join(sides)}|, nats"
+    (apart, row, position), title = worst, "|A - B|, nats"
     darkest = max(apart, limit)
     colors = quantity("v", title, legend=small(darkest), scale={"domainMax": darkest})
     end, where = {"field": "z"}, ("t", "where")
@@ -162,8 +147,7 @@ def _drawn(
     text = [("w", "text")] if any("w" in field for field in fields) else []
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), *text))
     compared = [field for field in fields if field["k"] == RESPONSE]
-    merged = [("m", "at the worst")] if any("m" in field for field in compared) else []
-    shown = hints(where, ("s", title), *merged, *text)
+    shown = hints(where, ("s", title), *text)
     heat = layer("rect", compared, x2=end, color=colors, tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
@@ -173,47 +157,6 @@ def _drawn(
 
 def _where(row: int, position: int, count: int) -> str:
     return f"row {row}, position {position}" + (f" to {position + count - 1}" if count > 1 else "")
-
-
-def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float | None = None) -> Chart | None:
-    """Draw A - B at each token over B's log-prob, with lines at the limit and the noise floor."""
-    points: list[dict[str, Any]] = []
-    for pair in pairs:
-        apart, (_, actions) = pair.apart, pair.mask.shape
-        before = (actions + 1 if pair.ids is None else pair.ids.shape[1]) - actions
-        for row, action in np.argwhere(pair.mask & np.isfinite(pair.b)).tolist():
-            b, d = float(f"{pair.b[row][action]:.5g}"), float(f"{apart[row][action]:.4g}")
-            points.append({"b": b, "d": d, "i": pair.dump_id, "t": _where(row, before + action, 1)})
-    if not points:
-        return None
-    points.sort(key=lambda point: -abs(point["d"]))
-    most = abs(points[0]["d"])
-    kept = points[:200] + thinned(points[200:], POINTS - 200)
-    shown = hints(("i", "dump"), ("t", "token"), ("b", "B, nats"), ("d", "A - B, nats"))
-    dots = layer(
-        "point", kept, {"size": 16, "opacity": 0.55, "filled": True, "color": ACCENT}, tooltip=shown,
-        x=quantity("b", "log-prob of B, nats", zero=False), y=quantity("d", "A - B, nats", axis=small(most)),
-    )  # fmt: skip
-    lines, bands = [], ""
-    for name, value, color in (("limit", limit, BAD), ("noise floor", floor, PART)):
-        if value:
-            outside = ", outside this chart"
-            if value <= 6 * most:
-                outside, look = "", {"color": color, "strokeDash": [5, 4]}
-                ends = [{"d": value}, {"d": -value}]
-                lines.append(layer("rule", ends, look, y={"field": "d", "type": "quantitative"}))
-            bands += f" The {name} is {number(value, 3)} nats{outside}."
-    says = f"{plural(len(points), 'token')} of {plural(len(pairs), 'dump')}; the largest difference is {number(most, 3)} nats."
-    note = ""
-    if len(kept) < len(points):
-        note = (
-            f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 with the largest differences, the others evenly sampled."
-        )
-    far = [abs(point["d"]) for point in reversed(points)]
-    shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
-    table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
-    spec = layered([], dots, *lines, height=260)
-    return Chart("A vs. B, per token", says + bands, spec, table, note, half=True)
 
 
 def heat_chart(located: Located) -> Chart | None:

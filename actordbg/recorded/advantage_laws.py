@@ -29,7 +29,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import number
-from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Calls, Numbers, RecordedCall
+from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LAST, LEAST, LOW, MOST, Answer, Calls, Numbers, RecordedCall
 from actordbg.recorded.step_laws import has_rollout, steps
 
 OFF = 1e-3
@@ -71,7 +71,7 @@ AGREE, ROWS = 0.75, 8
 class EstimatedStep:
     """A step whose estimator is known. rows: (call, row) of each row with actions. estimates: theirs, see `RecordedCall`.
     groups: the rows of each group of a prompt that is whole. rollout: how many rows a rollout has, 0 if unknown. whole: the step
-    has all of them. of_one_rollout: rollouts divide into steps of its size.
+    has all of them. of_one_rollout: rollouts divide into steps of its size. mixed: rewards have a KL penalty.
     """
 
     words: str
@@ -83,12 +83,13 @@ class EstimatedStep:
     rollout: int
     whole: bool
     of_one_rollout: bool
+    mixed: bool
 
     @property
     def values(self) -> Numbers:
-        """Each row's value, [R]: its return where that was recorded, else its first advantage."""
-        returns = self.estimates[:, RETURN]
-        return returns if np.isfinite(returns).all() else self.estimates[:, FIRST]
+        """Each row's value, [R]: the reward of its last action where that is known, else its first advantage."""
+        rewards = self.estimates[:, LAST]
+        return rewards if np.isfinite(rewards).all() else self.estimates[:, FIRST]
 
     @property
     def imported(self) -> bool:
@@ -97,8 +98,9 @@ class EstimatedStep:
 
     @property
     def has_values(self) -> bool:
-        """Check whether rows have values: each token has the same, and it is known before it was whitened."""
-        return not self.of.by_token and (not self.of.whitened or bool(np.isfinite(self.estimates[:, RETURN]).all()))
+        """Check whether rows have values: rewards have no KL penalty, and are known, or each token has the same advantage."""
+        known = bool(np.isfinite(self.estimates[:, LAST]).all())
+        return not self.mixed and (known or not (self.of.by_token or self.of.whitened))
 
     def broken(self, answer: Answer, row: int, words: str, size: float) -> None:
         """Add a violation in a row."""
@@ -143,7 +145,7 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
         members[call.prompts[row]].append(at)
     if first.imported:  # what a file calls returns need not be what its advantages are made of
         estimates = estimates.copy()
-        estimates[:, [RETURN, COUNT + 3, COUNT + 4, COUNT + 5]] = np.nan
+        estimates[:, [LAST, LEAST, MOST, COUNT + 3, COUNT + 4, COUNT + 5]] = np.nan
         samples, prompts = max(map(len, members.values()), default=0), len(members)
     groups = [group for group in members.values() if len(group) == samples]
     return EstimatedStep(
@@ -156,6 +158,7 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
         rollout=samples * prompts,
         whole=whole,
         of_one_rollout=samples * prompts % len(every) == 0,
+        mixed=mixed,
     )
 
 
@@ -184,7 +187,7 @@ def _as_most_rows(words: str, losses: Calls, estimates: Numbers) -> EstimatedSte
 
 def _share(values: Numbers, wanted: Numbers) -> float:
     """Return the share of values that are the wanted ones, but for rounding."""
-    return float((np.abs(values - wanted) <= _tolerance(wanted)).mean())
+    return float((np.abs(values - wanted) <= tolerance(wanted)).mean())
 
 
 def advantage_of_row(calls: Calls, answer: Answer) -> None:
@@ -195,7 +198,7 @@ def advantage_of_row(calls: Calls, answer: Answer) -> None:
             continue
         answer.looked_at += len(step.rows)
         low, high = step.estimates[:, LOW], step.estimates[:, HIGH]
-        bad = (high - low > _tolerance(low, high)).nonzero()[0]
+        bad = (high - low > tolerance(low, high)).nonzero()[0]
         for row in bad[:1]:
             many = f" in {len(bad)} of {plural(len(step.rows), 'row')}" if len(bad) > 1 else ""
             said = f"the advantages of a row are {number(low[row])} to {number(high[row])}{many}, where its estimator gives one"
@@ -233,7 +236,7 @@ def group_mean(calls: Calls, answer: Answer) -> None:
         free = [group for group in step.groups if not clip or _inside(values[group], clip)]
         answer.looked_at += len(free)
         means = np.array([values[group].mean() for group in free])
-        bad = (np.abs(means) > _tolerance(values)).nonzero()[0]
+        bad = (np.abs(means) > tolerance(values)).nonzero()[0]
         for at in bad[:1]:
             said = (
                 f"the advantages of a group of {step.samples} have mean {number(float(means[at]))}, where their estimator gives 0"
@@ -254,7 +257,7 @@ def from_rewards(calls: Calls, answer: Answer) -> None:
         known = np.isfinite(wanted)
         answer.looked_at += int(known.sum())
         values = step.values
-        off = _tolerance(wanted[known])
+        off = tolerance(wanted[known])
         bad = (known & (np.abs(values - wanted) > off)).nonzero()[0]
         turned = bad.size > 0 and _share(-values[known], wanted[known]) > AGREE
         if step.imported and not turned:  # advantages may be clipped or shaped later; those of another row are neither
@@ -392,6 +395,6 @@ def _inside(values: Numbers, limits: Sequence[float]) -> bool:
     return bool((values > low + OFF).all() and (values < high - OFF).all())
 
 
-def _tolerance(*values: Numbers) -> float:
+def tolerance(*values: Numbers) -> float:
     largest = [float(np.abs(each).max(initial=0.0)) for each in values]
     return OFF * max([1.0, *largest])

@@ -1,4 +1,7 @@
-"""Laws of the losses of whole steps: by which formula they were computed, by what they were divided, and which were applied."""
+"""Laws of the losses of whole steps: by which formula they were computed, by what they were divided, and which were applied.
+
+`token_rewards` says what advantages were made of.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from actordbg.base.units import release
+from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, TRAINER, number
+from actordbg.recorded.advantage_laws import estimated, tolerance
 from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, OF_STEPS, Terms, aggregation
 from actordbg.recorded.mask_laws import NEVER
-from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, learns, steps
+from actordbg.recorded.recorded_calls import HEAD, LAST, LEAST, MOST, Answer, Calls, Numbers, RecordedCall
+from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, learns, scored_rows, steps, updates
 
 LOSS_OFF = {True: 1e-4, False: 0.01}
 """Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
@@ -22,6 +26,8 @@ UNRELATED = 0.3
 """A correlation of log-probs of the same tokens that two policies of one origin exceed: a tiny model with a third of noise in its
 weights has 0.6, and another temperature 0.98.
 """
+SMALL = 1e-8
+"""A learning rate times a KL coefficient, above which fp32 shows the KL penalty of a policy that was updated."""
 ENOUGH_PARTS = 3
 """A step has so many micro-batches at least if a factor of one term is to be believed."""
 ACCUMULATES_LAST = (0, 19)
@@ -104,7 +110,7 @@ def _formula(given: Numbers, wanted: Numbers, others: Mapping[str, Numbers], lim
     for known in (made, fitted if len(given) >= ENOUGH_PARTS else {}):  # of fewer parts a factor can always be found
         off = {name: float(np.abs(given - losses).sum()) for name, losses in known.items()}
         if off and min(off.values()) <= limit:
-            return min(off, key=lambda name: off[name])
+            return min(off, key=lambda name: (round(off[name] / limit, 3), name))
     return ""
 
 
@@ -219,3 +225,30 @@ def advantages(calls: Calls, answer: Answer) -> None:
         answer.figures.append(("rows without advantage", f"{share:.1%}"))
         if groups:
             answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))
+
+
+def token_rewards(calls: Calls, answer: Answer) -> None:
+    """Look for tokens before a row's last whose reward, by its returns, is no KL penalty, and for penalties that are left out."""
+    scored, updated = scored_rows(calls), set[str]()
+    for step in estimated(calls, answer):
+        first, (least, most) = step.rows[0][0], step.estimates[:, [LEAST, MOST]].T
+        run, estimator = first.record.run, first.fact("kl.estimator")
+        if not np.isfinite(least + most).all():
+            answer.lacks = "returns, and of GAE its values and lambda"
+            continue
+        answer.looked_at += len(step.rows)
+        off = tolerance(step.estimates[:, LAST])
+        above = (most > off) & (not step.mixed or estimator in ("k2", "k3"))
+        bad = ((least < -off) & (not step.mixed) | above).nonzero()[0]
+        for row in bad[:1]:
+            far = float(max(least[row], most[row], key=abs))
+            said = f"by its returns, a token before the last of a row has the reward {number(far)}"
+            expected = "a KL penalty is none" if step.mixed else "only the last has one"
+            step.broken(answer, row, f"{said}, where {expected}, in {len(bad)} of {plural(len(step.rows), 'row')}", far)
+        own = dict.fromkeys(call for call, _ in step.rows)
+        since = run in updated and all(scored[run, first.record.step, key] for call in own for key in call.row_keys)
+        if since and step.mixed and estimator == "k1" and not (least.any() or most.any()):
+            step.broken(answer, 0, "the policy was updated, and by their returns no token's reward has a KL penalty", 0.0)
+        rate = first.array("lr")
+        if rate is not None and updates([*own]) and float(rate.max()) * (first.fact("kl.init_coef") or 0.0) > SMALL:
+            updated.add(run)

@@ -23,6 +23,7 @@ differentiates the same formula. No trainer's code is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,8 @@ class Terms:
         return (by, words) if by else None
 
 
+_CLIPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, math.inf)
+"""Ranges of clipping that a trainer may use in the place of its setting. If nothing is clipped, most give the same loss."""
 _RATIOS = ("ppo", "gspo", "rloo", "cispo", "dppo")
 BY_ROW = "seq-mean-token-mean"
 OF_STEPS = {"step-token-sum": "batch_num_tokens", "call-row-means": "global_batch_size"}
@@ -199,6 +202,32 @@ def kl_terms(
     near = xp.clip(apart, -farthest, None)
     terms = {"k1": apart, "abs": abs(apart), "k2": apart * apart / 2, "k3": xp.exp(-near) - 1 + near}.get(estimator)
     return None if terms is None else xp.clip(terms, -most, most)
+
+
+def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[str, Any]]:
+    """Return changes of a loss's attributes that a trainer may compute with, in words. moved: ratios are not all 1."""
+    changes: dict[str, dict[str, Any]] = {"the opposite sign": {"sign": -1.0}, "a loss without its mask": {"masked": False}}
+    low, high, limits = loss.get("clip_eps_low"), loss.get("clip_eps_high"), ["clip_eps"] if "clip_eps" in loss else []
+    if low is not None and moved:
+        kind, of = ("ppo", "token") if loss.get("policy_loss_type") == "gspo" else ("gspo", "row")
+        changes[f"a ratio of each {of}"], limits = {"policy_loss_type": kind}, ["clip_eps_low", "clip_eps_high"]
+        if low != high:
+            changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
+    for limit in {*_CLIPS, low or math.inf, high or math.inf} if limits else ():
+        words = f"clipping at {limit}" if math.isfinite(limit) else "a loss without clipping"
+        changes[words] = dict.fromkeys(limits, limit)
+    if "is_correction_threshold" in loss:
+        others = {"off", "token", "seq"} - {loss["is_correction_level"]}
+        changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
+    if beta := loss.get("beta"):
+        changes |= {"chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True}}
+    if loss.get("kl_coef"):
+        changes["no KL"] = {"kl_coef": 0.0}
+        known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))
+        changes |= {f"KL by {name}": {"kl_estimator": name} for name in known}
+    if loss.get("entropy_coef"):
+        changes["no entropy"] = {"entropy_coef": 0.0}
+    return changes
 
 
 def _row_mean(xp: Any, values: Values, mask: Values) -> Values:

@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.recorded.loss_terms import OF_ROWS, VALUES, Terms, loss_terms, penalty
+from actordbg.recorded.loss_terms import OF_ROWS, VALUES, Terms, loss_terms, other_settings, penalty
 from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 
@@ -34,7 +34,7 @@ _TRIMMED = (
     "row_keys", "beginnings", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
     "estimates",
 )  # fmt: skip
-LOW, HIGH, FIRST, RETURN, COUNT = range(5)
+LOW, HIGH, FIRST, LAST, LEAST, MOST, COUNT = range(7)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 
 
@@ -288,19 +288,29 @@ class RecordedCall:
 
     @cached_property
     def estimates(self) -> Numbers | None:
-        """Each row's advantages a and returns r, less its values, over its actions: the least and the largest a, the first a and
-        r, and the sums of 1, a, a^2, r, a r and r^2; float64 [B, 10], NaN for returns that were not recorded.
+        """Each row's advantages a and returns r, less its values, over its actions: the least, the largest and the first a; by r,
+        the reward of the last action, the least and the largest of those before; and the sums of 1, a, a^2, r, a r and r^2;
+        float64 [B, 12]. Where returns, or what GAE makes them of, were not recorded, there is NaN.
         """
         advantages, active = self.array("advantages"), self.active
         if advantages is None or active is None or advantages.shape != active.shape or not active.size:
             return None
-        a, r = advantages.astype("f8"), np.full(active.shape, np.nan)
-        returns, values = self.array("returns"), self.array("values")
+        a, r, estimator = advantages.astype("f8"), np.full(active.shape, np.nan), self.fact("advantage.estimator")
+        v, returns, values = np.zeros_like(r), self.array("returns"), self.array("values")
         if returns is not None and returns.shape == r.shape:
-            r = returns.astype("f8") - (values if values is not None and values.shape == r.shape else 0.0)
-        first = active.argmax(1)[:, None]
-        ends = [np.where(active, a, np.inf).min(1), np.where(active, a, -np.inf).max(1)]
-        ends += [np.take_along_axis(each, first, 1)[:, 0] for each in (a, r)]
+            v = np.where(active, values if values is not None and values.shape == r.shape else 0.0, 0.0)
+            r = returns.astype("f8") - v
+        gamma, kept = (self.fact(f"advantage.{name}") for name in ("gamma", "lambd"))
+        gamma = gamma if estimator in ("gae", "reinforce") else 1.0
+        kept = 1.0 if estimator != "gae" else None if values is None else kept
+        first, last = active.argmax(1)[:, None], active.shape[1] - 1 - active[:, ::-1].argmax(1)[:, None]
+        earlier = np.arange(active.shape[1]) < last
+        known = gamma is not None and kept is not None
+        following = gamma * shifted(v + kept * r, -1) if known else np.full_like(r, np.nan)
+        rewards = r + v - np.where(earlier, following, 0.0)
+        before = np.where(active & earlier, rewards, 0.0)
+        ends = [np.where(active, a, np.inf).min(1), np.where(active, a, -np.inf).max(1), np.take_along_axis(a, first, 1)[:, 0]]
+        ends += [np.take_along_axis(rewards, last, 1)[:, 0], before.min(1), before.max(1)]
         sums = [np.where(active, each, 0.0).sum(1) for each in (np.ones_like(a), a, a * a, r, a * r, r * r)]
         return np.stack([*ends, *sums], 1)
 
@@ -309,8 +319,8 @@ class RecordedCall:
         """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
         return self.terms_with()
 
-    def terms_with(self, *, masked: bool = True, **changed: Any) -> Terms | None:
-        """Return `terms` with changed attributes of the loss, or of all tokens."""
+    def terms_with(self, *, masked: bool = True, sign: float = 1.0, **changed: Any) -> Terms | None:
+        """Return `terms` with changed attributes of the loss, with another sign, or of all tokens."""
         if not self.is_loss or self.active is None:
             return None
         mask = self.active if masked else np.ones_like(self.active)
@@ -322,7 +332,7 @@ class RecordedCall:
             each = loss_terms(np, loss, named, mask)
         if each is None:
             return None
-        each, count, apart = np.where(mask, each, 0.0), mask.sum(1), 0.0
+        each, count, apart = np.where(mask, sign * each, 0.0), mask.sum(1), 0.0
         if loss.get("kl_coef") and (share := loss.get("kl_share")) is not None:
             of_kl = penalty(np, "kl", loss, named)
             if of_kl is None:
@@ -338,27 +348,9 @@ class RecordedCall:
     @cached_property
     def others(self) -> dict[str, Terms]:
         """Return `terms` of other formulas, by what they differ in. Those without a penalty begin with "no "."""
-        loss = self.loss_attributes
-        if self.terms is None or "log_probs" not in self.log_probs():
+        if self.terms is None:
             return {}
-        by_row, low, high = loss.get("policy_loss_type") == "gspo", loss.get("clip_eps_low"), loss.get("clip_eps_high")
-        changes: dict[str, dict[str, Any]] = {}
-        if low is not None and self.moved is not None and self.moved.any():
-            kind, of = ("ppo", "token") if by_row else ("gspo", "row")
-            changes = {f"a ratio of each {of}": {"policy_loss_type": kind}}
-            if low != high:
-                changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
-        if beta := loss.get("beta"):
-            changes = {
-                "chosen and rejected swapped": {"beta": -beta},
-                "a loss without its reference": {"without_reference": True},
-            }
-        if loss.get("kl_coef"):
-            changes["no KL"] = {"kl_coef": 0.0}
-            known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))
-            changes |= {f"KL by {name}": {"kl_estimator": name} for name in known}
-        if loss.get("entropy_coef"):
-            changes["no entropy"] = {"entropy_coef": 0.0}
+        changes = other_settings(self.loss_attributes, moved=self.moved is not None and self.moved.any())
         made = {words: self.terms_with(**change) for words, change in changes.items()}
         return {words: terms for words, terms in made.items() if terms is not None}
 

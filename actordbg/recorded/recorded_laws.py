@@ -320,6 +320,11 @@ LAWS = (
         judge=advantage_laws.from_rewards, fails="advantages are not what the rewards give",
     ),
     RecordedLaw(
+        "token rewards", "a row's reward is that of its last token, and others have their KL penalty alone", "OpenRLHF 0.11.2",
+        "see gamma, lambda, where the reward is put, and that the KL penalty is subtracted", (*_ESTIMATED, "returns"), TRAINER,
+        judge=loss_laws.token_rewards, fails="tokens have other rewards than are set",
+    ),
+    RecordedLaw(
         "own reward", "a row has the reward that the rollout gave it", "tt-metal PR#46548",
         "match rewards and rows by id, not by order", (LOSS, "rewards"), TRAINER, judge=turns.rewards,
         fails="rewards belong to other rows",
@@ -347,8 +352,9 @@ LAWS = (
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
-        "compute old log-probs by the same weights, temperature and dtype as in training", (*_OF_LOSS, "old_log_probs"), TRAINER,
-        fails="old log-probs differ from the policy's before any update", judge=step_laws.ratio,
+        "compute old log-probs by the same weights, temperature and dtype as in training; turn dropout off",
+        (*_OF_LOSS, "old_log_probs"), TRAINER, judge=step_laws.ratio,
+        fails="old log-probs differ from the policy's before any update",
     ),
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",

@@ -72,10 +72,10 @@ def update(calls: Calls, answer: Answer) -> None:
     """Look for steps whose ratio is exactly 1, although updates came since their rows were first scored."""
     scored: dict[tuple[str, bytes], list[int]] = defaultdict(list)
     trained = dict[tuple[str, bytes], int]()
-    for run, step, key in _scored(calls):
+    for run, step, key in scored_rows(calls):
         if step is not None:
             scored[run, key].append(step)
-    updates = set[Hashable]()
+    updated = set[Hashable]()
     for words, losses in steps(calls):
         first = losses[0]
         run, step = first.record.run, first.record.step
@@ -89,9 +89,9 @@ def update(calls: Calls, answer: Answer) -> None:
             if surprisal > IMPROBABLE:  # others may be sampled anew
                 trained.setdefault(row, step)
         since = [at for at in last if at is not None]
-        moves = [(run, at) in updates for at in range(min(since, default=step), step)]
-        if _updates(losses):
-            updates.add((run, step))
+        moves = [(run, at) in updated for at in range(min(since, default=step), step)]
+        if updates(losses):
+            updated.add((run, step))
         tokens = sum(int(call.counts.sum()) for call in losses if call.moved is not None and call.counts is not None)
         answer.lacks = "a loss after an update, of rows that were scored before it"
         if None in last or not since or max(since) == step or not any(moves) or tokens < ENOUGH or first.scaled:
@@ -129,7 +129,7 @@ def reference(calls: Calls, answer: Answer) -> None:
         every, run = np.concatenate(apart) if apart else np.zeros(0), first.record.run
         if run in updated and len(every) >= ENOUGH:
             same[run].append((not every.any(), first, words))
-        if _updates(losses):
+        if updates(losses):
             updated.add(run)
         if first.record.step != 0:
             answer.lacks = answer.lacks or "losses of a run's first step"
@@ -159,7 +159,7 @@ def reference(calls: Calls, answer: Answer) -> None:
             answer.violated(first, f"{words}: the policy was updated, but in {len(of)} steps its reference is exactly the policy")
 
 
-def _updates(losses: Calls) -> bool:
+def updates(losses: Calls) -> bool:
     """Check whether a step moves weights: it has a learning rate that does, and advantages that are not 0."""
     learned = any(call.weightless is None or not call.weightless.all() for call in losses)
     return learned and (rate := losses[0].array("lr")) is not None and float(rate.max()) > MOVES[losses[0].fp32]
@@ -242,6 +242,7 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
 
 def groups(calls: Calls, answer: Answer) -> None:
     """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
+    scored = Counter((run, step) for run, step, _ in scored_rows(calls).elements())
     for words, losses in steps(calls):
         size = losses[0].fact("n_samples_per_prompt") or 0
         prompts = Counter(prompt for call in losses for prompt in call.prompts)
@@ -253,9 +254,9 @@ def groups(calls: Calls, answer: Answer) -> None:
         odd = [prompt for prompt, count in prompts.items() if count % size]
         if odd:
             call = next(call for call in losses if odd[0] in call.prompts)
-            said = (
-                f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times: groups have other prompts"
-            )
+            mixed = scored[call.record.run, call.record.step] > prompts.total()
+            why = "rows of several rollouts are mixed" if mixed else "groups have other prompts"
+            said = f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times: {why}"
             answer.violated(call, said, call.prompts.index(odd[0]))
 
 
@@ -265,7 +266,7 @@ def has_rollout(losses: Calls) -> bool:
     return 0 < samples * prompts == sum(call.rows for call in losses) and is_whole(losses)
 
 
-def _scored(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, bytes]]:
+def scored_rows(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, bytes]]:
     """Count how often the policy, whose role is not known at first, scored each row before the update, by run, step and key."""
     scores = (call for call in calls if not call.is_loss and call.record.grad_enabled is False)
     before = (call for call in scores if call.record.role in ("policy", None))
@@ -273,7 +274,7 @@ def _scored(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, byt
 
 
 def ratio(calls: Calls, answer: Answer) -> None:
-    scored = _scored(calls)
+    scored = scored_rows(calls)
     for words, losses in steps(calls):
         moved, tokens = 0.0, 0
         for call in losses:
@@ -347,7 +348,7 @@ def is_whole(losses: Calls) -> bool:
 
 def duplicates(calls: Calls, answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
-    scored = _scored(calls)
+    scored = scored_rows(calls)
     surprisals = {
         key: value
         for call in calls

@@ -34,14 +34,14 @@ _ULP = 4e-7
 """A few roundings of fp32, relative."""
 
 
-def unchecked(step: RecordedStep) -> str:
-    """Say what of the update of a step is not judged, and why; "" if all is."""
+def unchecked(step: RecordedStep, *, lost: bool = False) -> str:
+    """Say what of the update of a step is not judged, and why; "" if all is. lost: a finding names lost gradients."""
     if not step.states:
         why = "its state was not recorded both before and after (record the next step as well)"
         if any(each.loss.record.actor.get("zero_stage") == 3 for each in step.micro_batches):
             why = "DeepSpeed has no optimizer state to sample between steps under ZeRO 3"
         return f"the optimizer's update: {why}"
-    still = resting(step)
+    still = [] if lost else resting(step)
     return f"why the update did not move {some(still)} (in the recorded elements)" if still else ""
 
 

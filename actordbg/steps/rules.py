@@ -55,31 +55,7 @@ RULES = {
             "formula",
             "a recorded loss is not what its formula gives for its inputs",
             "a loss is what its formula gives",
-            "look at clipping and mask of the loss: `actordbg lint`",
-        ),
-        (
-            "with the wrong sign",
-            "the loss has the wrong sign",
-            "a loss is minimized",
-            "minimize the negated objective: -min(ratio * advantage, ...)",
-        ),
-        (
-            "without the action mask",
-            "the loss is computed without its action mask",
-            "only actions count",
-            "multiply the terms by the mask before their sum",
-        ),
-        (
-            "without clipping",
-            "the loss is computed without clipping",
-            "ratios are clipped as set",
-            "pass clip_eps_low and clip_eps_high to the loss",
-        ),
-        (
-            "without importance correction",
-            "the loss leaves out the importance weights of the rollout's log-probs",
-            "terms are corrected as set",
-            "multiply each token's loss by its importance weight, detached and capped as set",
+            "minimize the negated objective; pass mask, clips and importance correction to the loss as they are set",
         ),
         (
             "gradient clipping",

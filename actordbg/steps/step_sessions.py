@@ -127,9 +127,9 @@ def _folded(model: torch.nn.Module) -> Tensor:
 
 
 class _Objective:
-    """A row's part of the step's loss, of recorded values and its log-probs. loss: so far, without KL and entropy terms.
+    """A row's part of the step's loss: the recorded one, whose gradient goes to the row's own log-probs.
 
-    entropy: sum over the actions so far, if the loss has an entropy term.
+    loss: so far, without KL and entropy terms. entropy: sum over the actions so far, if the loss has an entropy term.
     """
 
     def __init__(self, loss: Dump, plan: StepPlan, dtype: torch.dtype, device: torch.device) -> None:
@@ -146,8 +146,9 @@ class _Objective:
 
     def __call__(self, row: int, places: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
         named = {name: each[row, places][None] for name, each in self._named.items() if each.dim() == 2}
-        named["log_probs"] = scores[None]
-        mask = self._mask[row, places][None]
+        mask, own = self._mask[row, places][None], scores[None]
+        recorded = named["log_probs"].where(mask, own.detach())  # which say what is clipped, and how much each action counts
+        named["log_probs"] = recorded + own - own.detach()
         terms = loss_terms(torch, self._attributes, named, mask)
         if terms is None or self._attributes.get("kl_coef") or self._attributes.get("entropy_coef"):
             raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")

@@ -26,7 +26,7 @@ from actordbg.compare.sides import GOLDEN, RECORDED, rests_on_others
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts, document as comparison_page, word_of
-from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
+from actordbg.judge.load_replays import calls_of, dropped_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.judge.replay_list import listed
 from actordbg.judge.verdicts import selecting
@@ -265,7 +265,7 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
 def comparison_report(store: Store, comparison_id: str) -> str:
     """Render the page that `actordbg compare` writes."""
     record = ComparisonRecord.named(store.comparisons, comparison_id, made_by="compare")
-    charts = comparison_charts(store, record, floor=floor_of(store, record))
+    charts = comparison_charts(store, record)
     return _page(comparison_page(record, 50, charts, rests_on_others(store, record)))
 
 

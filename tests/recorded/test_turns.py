@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from casefiles import cases_of
+from catalogcases import record
 from commandline import in_json, invoke
 from replaycases import publish
 
 import actordbg
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, Unsupported, UsageError
 from actordbg.demo.demo_training import build_assets
-from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory
 from actordbg.recorded.chat_template import template_answer
 from actordbg.recorded.recorded_calls import Answer, key_of
@@ -74,16 +74,12 @@ def as_rows(store, *rows, actions=None):
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    moment = "2025-06-19T05:26:00.000000Z"
-    from actordbg.formats.dump_record import DumpRecord
-
-    record = DumpRecord(dump_id=make_dump_id(moment, 0, 1, "0" * 8), run="r", rank=0, timestamp=moment, batch_size=len(rows),
-                        seq_len=width, tokens=int(mask.sum()), action_len=0)  # fmt: skip
+    described = record(0, run="r", rank=0, batch_size=len(rows), seq_len=width, tokens=int(mask.sum()), action_len=0)
     tensors = {"sequences": ids, "attention_mask": mask}
     if actions is not None:
         acts = torch.stack([torch.arange(width) - width + len(row) for row in rows])
         tensors["action_mask"] = torch.isin(acts, torch.tensor(actions))[:, 1:]
-    store.publish_dump(*payload.encode(record, tensors))
+    store.publish_dump(*payload.encode(described, tensors))
 
 
 def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store, model, tokenizer):
@@ -332,15 +328,14 @@ def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(sto
     record = SimpleNamespace(run="r", dump_id="d")
     about = {"is_loss": True, "root": store.root, "row_keys": [key_of(each.trained) for each in made], "record": record}
 
-    def answered(values):
+    def judge(values):
         answer = Answer(RULES[0])
         rewards([SimpleNamespace(array=lambda _: np.array(values), **about)], answer)
         return len(answer.found), answer.looked_at
 
-    assert answered(given) == (found, judged)
+    assert judge(given) == (found, judged) and judge([1.0]) == (0, 0), "one reward is not that of each row"
     stored(store, *(replace(each, number=each.number + 9, reward=9.0) for each in made))
-    assert answered(given) == (0, 0), "equal conversations have unlike rewards"
-    assert answered([1.0]) == (0, 0), "one reward is not that of each row"
+    assert judge(given) == (0, 0), "equal conversations have unlike rewards"
 
 
 @pytest.mark.parametrize("value", [None, torch.ones(2), float("nan"), "much"])

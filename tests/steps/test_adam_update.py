@@ -106,7 +106,7 @@ def test_an_update_that_was_not_recorded_on_both_sides_or_did_not_reach_a_parame
     step = recorded(bias=True)
     before, after = (each.parameters for each in step.states[0])
     after["1.weight"] = before["1.weight"]
-    assert "1.weight" in unchecked(step)
+    assert "1.weight" in unchecked(step) and not unchecked(step, lost=True)
     before["1.weight"] = after["1.weight"] = replace(after["1.weight"], frozen=True)
     assert not unchecked(step)
     step.states = ()

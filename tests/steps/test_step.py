@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from casefiles import cases_of
 from commandline import invoke
 from stepcases import RecordedRun
@@ -20,6 +21,7 @@ from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_document import step_data
+from actordbg.steps.step_sessions import _Objective
 from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
@@ -88,6 +90,15 @@ def test_a_replay_that_repeats_a_wrong_norm_does_not_make_it_right(tmp_path, app
     named = [cause.said for cause in causes_of(replace(figures, replayed=repeated))]
     assert named == ([] if applied == "a third" else known) and "right as" not in verdict.said
     assert verdict.word == "WRONG"
+
+
+def test_what_is_clipped_follows_from_the_recorded_log_probs():
+    known, one = {"policy_loss_type": "ppo", "clip_eps_low": 0.2, "clip_eps_high": 0.2}, torch.ones(1, 1)
+    facts = {f"context.loss.{name}": value for name, value in known.items()}
+    tensors = {"log_probs": 0.19 * one, "old_log_probs": 0 * one, "advantages": one, "action_mask": one}
+    loss, own = SimpleNamespace(record=SimpleNamespace(arguments=facts), tensors=tensors), torch.zeros(1).requires_grad_()
+    _Objective(loss, SimpleNamespace(tokens=1, rows=1), torch.float32, one.device)(0, torch.arange(1), own, one).backward()
+    assert own.grad.tolist() == [0.0]
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path):

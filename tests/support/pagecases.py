@@ -16,7 +16,7 @@ from actordbg.judge.comparison_document import gradients_chart
 from actordbg.judge.replay_charts import replay_charts
 from actordbg.judge.replay_document import document
 from actordbg.judge.summary import summarise
-from actordbg.judge.token_charts import TokenPair, scatter_chart, tokens_chart
+from actordbg.judge.token_charts import TokenPair, tokens_chart
 from actordbg.records.comparison_record import DumpComparison
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 
@@ -104,7 +104,7 @@ def tokens_page():
     found = {f"model.layers.{layer}.{HOSTILE}.weight": 0.1 * layer + 0.01 for layer in range(3)}
     found |= {f"model.layers.0.mlp.experts.{expert}.up_proj.weight": 0.02 for expert in range(40)}
     charts = (
-        tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"), scatter_chart([pair], 0.4),
+        tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"),
         gradients_chart([DumpComparison(HOSTILE, "mismatch", distances=found)]),
     )  # fmt: skip
     return as_html([Heading("tokens", 1), Paragraph(HOSTILE), *(one for one in charts if one is not None)])

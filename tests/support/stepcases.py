@@ -31,7 +31,7 @@ class RecordedRun:
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
     (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, all but a parameter, sums clipped, each clipped, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
-    clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
+    clips), lora (it trains an adapter), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
     store: Store
@@ -49,6 +49,7 @@ class RecordedRun:
     doubled: bool = False
     clipped: bool = True
     learns: bool = True
+    lora: bool = False
     loss: Callable[[Tensor], Tensor] = lambda terms: terms
     function: str = "openrlhf.models.loss:PolicyLoss.forward"
     facts: dict[str, Any] = field(default_factory=dict)
@@ -182,7 +183,7 @@ class RecordedRun:
                 held["output.grad_norm"] = torch.tensor(norm)
             arguments = {f"context.{name}": value for name, value in facts.items()} | {"dp_size": dp_size}
             arguments |= {"context.forward": forward.dump_id, "context.micro_batch": place}
-            actor = {"function": self.function, "zero_stage": 2, "wrapper_class": "DeepSpeedEngine"}
+            actor = {"function": self.function, "zero_stage": 2, "wrapper_class": "DeepSpeedEngine", "lora": self.lora}
             changed = {"arguments": arguments, "point": LOSS, "actor": actor, "role": "policy loss", "replayable": False}
             described = replace(self._record(2 * number + 1, rank), **(common | changed))
             if self._publishes(described):
