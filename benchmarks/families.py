@@ -4,8 +4,9 @@ python -m benchmarks.families [NAME|DIR ...] [--output FILE] [--keep DIR] [--pac
 
 Writes Markdown: `make families` makes docs/reference/families.md of it. Without a name: all known families. A folder stands
 for the configuration in its config.json, made small; its weights are not read. The options are the settings of `actordbg
-matrix`. With --keep an interrupted run goes on where it ended. Exit code 1: a family is wrong, unchecked or failed; one that
-could not be built is said, and is no fault.
+matrix`. With --keep an interrupted run goes on where it ended. With --beside DIR, what an environment with other versions kept
+in DIR, the page also says where that came out otherwise. Exit code 1: a family is wrong, unchecked or failed; one that could
+not be built is said, and is no fault.
 
 Every cell is an ordinary replay in the store and can be inspected like any other. As far as possible all cells run in the same
 worker process (`WarmGroups.reopen`), because a start takes longer than a family.
@@ -27,8 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from actordbg.actor import family_models
-from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
+from actordbg.actor.family_models import FAMILIES, NEWER, VOCABULARY, config_of_model
 from actordbg.actor.model_code import guard
 from actordbg.actor.models import once
 from actordbg.base.errors import ActordbgError, UsageError
@@ -51,6 +51,7 @@ from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import interruptible, load_spec
 from actordbg.store.layout import Store
 
+KNOWN = FAMILIES | NEWER
 USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
 """The default axes, in the order of the settings."""
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -101,14 +102,24 @@ class FamilyResult(StoredRecord):
 def subject_of(name: str) -> FamilyResult:
     """Resolve a family name or a model folder to a subject that has not run yet; UsageError if it is neither."""
     spelled = name.lower().replace("-", "_").replace(".", "_")
-    if spelled in FAMILIES:
-        family = FAMILIES[spelled]
+    if spelled in KNOWN:
+        family = KNOWN[spelled]
         typed, known_as, config = spelled, family.known_as, family.config
     elif (folder := Path(name)).is_dir():
         typed, known_as, config, spelled = name, name, config_of_model(folder), folder.resolve().name
     else:
-        raise UsageError(f"{name} is neither a family nor a folder", hint=f"the families: {', '.join(FAMILIES)}")
+        raise UsageError(f"{name} is neither a family nor a folder", hint=f"the families: {', '.join(KNOWN)}")
     return FamilyResult(spelled, known_as, typed, str(config["model_type"]), config=config)
+
+
+def build_model(folder: Path, config: dict[str, Any]) -> None:
+    """Save a random model of a configuration."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), trust_remote_code=False)
+    model.save_pretrained(folder)
 
 
 def run_family(
@@ -144,7 +155,8 @@ def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     if word == FAILED:
         return (cell.error or cell.signature or FAILED).partition(". ")[0]
     if word != WRONG or cell.replay_id is None:
-        return cell.reason if word in (UNAVAILABLE, IN_PART, UNCHECKED) else ""
+        reason = re.sub(r" \(`actordbg [^)]*\)", "", cell.reason)  # a command that names this store's replay
+        return reason if word in (UNAVAILABLE, IN_PART, UNCHECKED) else ""
     spec = load_spec(store, cell.replay_id)
     broken: dict[str, str] = {}
     for result in data_of(store, spec).results:
@@ -184,7 +196,7 @@ class FamilyFolder:
         """Build the small model of a family; return why it could not be built, else ""."""
         guard(str(self.model(subject)))  # a configuration may name a kernel of the hub
         try:
-            once(self.model(subject), partial(family_models._build, config=dict(subject.config)))
+            once(self.model(subject), partial(build_model, config=subject.config))
         except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are still built
             return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         return ""
@@ -196,6 +208,10 @@ class FamilyFolder:
             if result.asked == self._asked(subject):
                 return replace(result, known_as=subject.known_as, typed=subject.typed)
         return None
+
+    def kept(self, subject: FamilyResult) -> FamilyResult | None:
+        """Return the result of a family with any versions and settings; None if it was not built."""
+        return FamilyResult.from_file(self._file(subject)) if self._file(subject).is_file() else None
 
     def keep(self, subject: FamilyResult, result: FamilyResult) -> FamilyResult:
         """Save the result of a family, with the hash of its settings."""
@@ -224,8 +240,10 @@ _LEGEND = (
 )
 
 
-def families_document(results: Sequence[FamilyResult]) -> list[Block]:
-    """Build the whole document, top to bottom."""
+def families_document(results: Sequence[FamilyResult], beside: Sequence[FamilyResult] = ()) -> list[Block]:
+    """Build the whole document, top to bottom. beside: results with other versions, of which it shows what came out otherwise."""
+    only_there = {result.name for result in beside} & {result.name for result in results if result.problem}
+    results = [result for result in results if result.name not in only_there]
     good = sum(result.good for result in results)
     unbuilt = sum(bool(result.problem) for result in results)
     versions = next((result.versions for result in results if result.versions), {})
@@ -238,26 +256,34 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     packings = list(dict.fromkeys(map(_packing, cells))) or [""]
     not_built = f", {unbuilt} not built" if unbuilt else ""
     columns = ("family", "models", *(packing or "result" for packing in packings))
-    rows = [(result.name, result.known_as, *(_words(result, packing) for packing in packings)) for result in results]
+    rows = _rows(results, packings)
+    moved = set(_rows(beside, packings)) - set(rows)
+    beside = [result for result in beside if moved.intersection(_rows([result], packings))]
     blocks: list[Block] = [
         Heading("Families", 1),
         Paragraph(f"{families}: {good} right in every cell{open_to}, {len(results) - good - unbuilt} not{not_built}. {ran_on}."),
         Grid(columns, rows, columns),
         Paragraph(_LEGEND),
     ]
+    if beside:
+        release = beside[0].versions["transformers"]
+        blocks += [Heading(f"With transformers {release}", 2), Paragraph("All other families come out as above.")]
+        blocks.append(Grid(columns, _rows(beside, packings), columns))
+        beside = [replace(result, name=f"{result.name} ({release})") for result in beside]
     findings = [
         (result, finding, [cell for cell in result.cells if cell.name in finding.cells])
-        for result in results
+        for result in [*results, *beside]
         for finding in result.findings
     ]
     for title, meaning, applies in CAUSES:
         members = [entry for entry in findings if applies(*entry)]
         findings = [entry for entry in findings if entry not in members]
         if members:
-            lines = [
-                f"{result.name}: {finding.word}, {_where(result, cells)}: {_brief(finding.words)}"
+            problem_of = (
+                (f"{finding.word}, {_where(result, cells)}: {_brief(finding.words)}", result.name)
                 for result, finding, cells in members
-            ]
+            )
+            lines = [f"{', '.join(names)}: {problem}" for problem, names in grouped(problem_of).items()]
             result, _, cells = members[0]
             settings = {name: value for name in AXES if (value := cells[0].settings.get(name)) is not None}
             options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in settings.items()]
@@ -266,6 +292,11 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
             blocks += [Heading(title, 2), *explained, Items(lines), Paragraph("See it:"), Code(command)]
     problems = [f"{result.name}: {result.problem}" for result in results if result.problem]
     return blocks + ([Heading("Not built", 2), Items(problems)] if problems else [])
+
+
+def _rows(results: Sequence[FamilyResult], packings: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the table's rows: a family, its models, and what came out with each packing."""
+    return [(result.name, result.known_as, *(_words(result, packing) for packing in packings)) for result in results]
 
 
 def _brief(words: str) -> str:
@@ -329,6 +360,17 @@ def _has_a_state(result: FamilyResult) -> bool:
 Applies = Callable[[FamilyResult, FamilyFinding, Sequence[MatrixCell]], bool]
 CAUSES: tuple[tuple[str, str, Applies], ...] = (
     (
+        "The choice of a sparse attention takes sdpa's mask for numbers",
+        "sdpa's mask is boolean, and the code of these models adds it to scores and fills it with a negative number, so "
+        "nothing is masked: with padding or packed rows each token sees later ones (transformers 5.24 asks for its dtype). Use "
+        "eager attention.",
+        lambda result, finding, cells: (
+            finding.word == WRONG
+            and all(cell.config.get("attn") == "sdpa" for cell in cells)
+            and bool(result.config.get("index_topk"))
+        ),
+    ),
+    (
         "A state leaks into the next packed row",
         "These models have layers with a state along the sequence: a recurrence or a convolution. transformers resets it at "
         "row boundaries only if it is given them (cu_seq_lens_q or seq_idx), or never. OpenRLHF packs all rows into one and "
@@ -349,7 +391,9 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
         "applies it. transformers refuses sdpa here since 5.21. Use eager attention, or a flash attention that supports a soft "
         "cap.",
         lambda result, finding, cells: (
-            all(cell.config.get("attn") == "sdpa" for cell in cells) and bool(result.config.get("attn_logit_softcapping"))
+            finding.word == WRONG
+            and all(cell.config.get("attn") == "sdpa" for cell in cells)
+            and bool(result.config.get("attn_logit_softcapping"))
         ),
     ),
     (
@@ -362,6 +406,17 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
         "The model does not implement this attention",
         "The model's code has no sdpa, so OpenRLHF's Actor cannot be built. Use eager attention.",
         lambda result, finding, cells: "does not support an attention implementation" in finding.words,
+    ),
+    (
+        "Chunks are counted from the start of the pack",
+        "Attention stays within chunks of attention_chunk_size tokens. transformers counts them in the packed sequence, so a "
+        "row's chunks depend on the rows before it; from 5.24 it counts them in each row (remap_positions_for_packed_sequence). "
+        "Train these without packing.",
+        lambda result, finding, cells: (
+            finding.word == WRONG
+            and all(cell.config.get("packing") for cell in cells)
+            and bool(result.config.get("attention_chunk_size"))
+        ),
     ),
     ("Not explained yet", "", lambda result, finding, cells: True),
 )
@@ -389,23 +444,32 @@ def run(subjects: Sequence[FamilyResult], folder: FamilyFolder) -> list[FamilyRe
 def main(words: Sequence[str] | None = None) -> int:
     """Run the families that are named, and write the document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", allow_abbrev=False)
-    parser.add_argument("names", nargs="*", metavar="NAME|DIR", help=f"by default all of {', '.join(FAMILIES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME|DIR", help=f"by default all of {', '.join(KNOWN)}")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and keep it")
+    parser.add_argument(
+        "--beside", type=Path, metavar="DIR", help="compare with what an environment with other versions kept in DIR"
+    )
     parser.add_argument("--output", default="/dev/stdout", metavar="FILE", help="write the page into FILE")
     for name, setting in SETTINGS.items():
         kind = setting.list_of if name in AXES else setting.parse
         parser.add_argument(setting.flag, dest=name, type=kind, metavar="LIST" if name in AXES else "VALUE")
     given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
-    names, keep, output = given.pop("names"), given.pop("keep", None), Path(given.pop("output"))
+    names, keep, beside, output = (
+        given.pop("names"),
+        given.pop("keep", None),
+        given.pop("beside", None),
+        Path(given.pop("output")),
+    )
     axes = {name: values for name in AXES if (values := given.pop(name, None) or USUAL_AXES.get(name))}
     base = replace(ReplayConfig(backward=True, keep_tensors=True, keep_gradients=True, laws=USUAL_LAWS), **given)
-    subjects = {subject.typed: subject for subject in map(subject_of, names or FAMILIES)}
+    subjects = {subject.typed: subject for subject in map(subject_of, names or KNOWN)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(interruptible())
         place = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="actordbg-families-")))
         place.mkdir(parents=True, exist_ok=True)
         results = run(list(subjects.values()), FamilyFolder(place.resolve(), base, axes))
-    output.write_text(as_markdown(families_document(results)))
+    others = [FamilyFolder(beside, base, axes).kept(subject) for subject in subjects.values()] if beside else []
+    output.write_text(as_markdown(families_document(results, [other for other in others if other is not None])))
     return 0 if all(result.good or result.problem for result in results) else 1
 
 

@@ -47,16 +47,21 @@ class Family:
         return {"model_type": self.model_type, **small, **self.adds}
 
 
-FAMILIES = {
-    name: Family(
-        entry.get("model_type", name),
-        entry["known_as"],
-        {key: value for group in entry.get("like", ()) for key, value in _TABLE["groups"][group].items()} | entry.get("adds", {}),
-        tuple(entry.get("without", ())),
-    )
-    for name, entry in _TABLE["families"].items()
-}
-"""By the name on the command line, in the order of the page."""
+def _families(section: str) -> dict[str, Family]:
+    return {
+        name: Family(
+            entry.get("model_type", name),
+            entry["known_as"],
+            {key: value for group in entry.get("like", ()) for key, value in _TABLE["groups"][group].items()}
+            | entry.get("adds", {}),
+            entry.get("without", ()),
+        )
+        for name, entry in _TABLE[section].items()
+    }
+
+
+FAMILIES, NEWER = _families("families"), _families("newer")
+"""By the name on the command line, in the order of the page; and those that transformers 5.24 added."""
 
 
 def config_of_model(folder: Path) -> Config:
@@ -67,7 +72,7 @@ def config_of_model(folder: Path) -> Config:
         raise UsageError(f"{path} is not a model's configuration", hint="name a folder with a config.json, or a family")
     if (code := next(own_code(str(folder)), None)) is not None:
         raise Unsupported(f"{folder} ships with code: {code}", hint="families are built from transformers' own code")
-    family = next((candidate for candidate in FAMILIES.values() if candidate.model_type == kind), Family(kind, kind))
+    family = next((candidate for candidate in (FAMILIES | NEWER).values() if candidate.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
     return {name: value for name, value in _fewer_layers(own, small).items() if name not in _OF_WEIGHTS} | small
 
@@ -93,13 +98,3 @@ def _fewer_layers(own: Config, small: Config) -> Config:
 
 _ALWAYS = ("model_type", "initializer_range", "vocab_size")
 _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
-
-
-def _build(folder: Path, config: Config) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    kind = config.pop("model_type")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), trust_remote_code=False)
-    model.save_pretrained(folder)

@@ -146,9 +146,7 @@ class _Choice(TorchFunctionMode):
     def leave(self, _module: Any, _args: Any, _output: Any) -> None:
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, torch.Tensor.topk) or result.indices.dim() != 2 or len(result.indices) != len(self._chosen):
             return result

@@ -30,7 +30,7 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import metadata
@@ -186,9 +186,7 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
         self._size = torch.finfo(dtype).bits
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and torch.finfo(value.dtype).bits < self._size:
@@ -199,9 +197,7 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _InDouble(TorchFunctionMode):
     """Replaces every narrower dtype that a torch function is given by fp64, and `.float()` by `.double()`."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide = {name: _widened(value) for name, value in kwargs.items()} if kwargs else {}
         return _CASTS.get(func, func)(*map(_widened, args), **wide)
 

@@ -20,7 +20,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput, system_errors
@@ -68,7 +67,7 @@ class LegacyReader:
     def __enter__(self) -> LegacyReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def load(self, path: Path) -> bytes:

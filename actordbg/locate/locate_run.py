@@ -189,6 +189,7 @@ class LocateRun:
                 else:
                     tape.lengths.append(0)
                     self._weights[number] = 0
+            tape.leave_out_positions()
             self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             with torch.no_grad():
                 self._formulas = against_formulas(model, max(rows, key=len))
@@ -278,7 +279,7 @@ class LocateRun:
         for name in self._trained.difference(self._truths):  # such as a sparse attention's indexer, which runs without gradients
             if PREFIX + name in keeper.tensors and keeper.tensors[PREFIX + name].any():
                 self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
-        for name in sorted(self._truths):
+        for name in sorted(self._truths.keys() & self._healthy):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)
             own = keeper.tensors.get(PREFIX + name, torch.zeros(()))

@@ -41,6 +41,12 @@ class Tape:
     spill: Spill = field(default_factory=lambda: Spill(MOST_BYTES))
     _whole: dict[Key, Tensor] = field(default_factory=dict)
 
+    def leave_out_positions(self) -> None:
+        """Forget which tokens a sparse attention chose: their numbers are those of the row alone, not of a batch or a pack."""
+        for key, parts in [*self.values.items()]:
+            if parts[0].dtype in (torch.int32, torch.int64) and parts[0].dim() == 2 and all(map(_are_positions, parts)):
+                del self.values[key]
+
     def at(self, key: Key) -> Tensor | None:
         """Return a place's values [T, features...], not to be changed; None unless each row with tokens has them."""
         if key in self._whole:
@@ -52,6 +58,18 @@ class Tape:
         if not self.spill.spilled:  # asked for again by each forward; the rows are views of it from now on
             self._whole[key], self.values[key] = whole, list(whole.split([len(part) for part in parts]))  # type: ignore[no-untyped-call]
         return whole
+
+
+def _are_positions(chosen: Tensor) -> bool:
+    """Check whether each token of a row chose all tokens up to itself, or as many of them as it may choose.
+
+    Experts pass too if all of them are chosen: then no number reaches their count.
+    """
+    length, count = chosen.shape
+    own = torch.arange(length)
+    if not (chosen <= own[:, None]).sum(1).equal((own + 1).clamp(max=count)):
+        return False
+    return count == length or int(chosen.max()) >= count
 
 
 @dataclass

@@ -30,7 +30,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from actordbg.actor.sharing import reopens
 from actordbg.base.errors import Conflict, GroupsLost
@@ -192,8 +191,8 @@ class WarmGroups:
     def __enter__(self) -> WarmGroups:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(at_once=error is not None)
+    def __exit__(self, *raised: object) -> None:
+        self.close(at_once=any(raised))
 
     def share(self, key: Hashable) -> None:
         """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on, and end groups that cannot take it."""

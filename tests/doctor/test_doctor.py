@@ -127,6 +127,7 @@ class Here:
 def here(tmp_path, store, monkeypatch):
     made = Here(known_good_python(tmp_path / "env"), store, tmp_path / "env", monkeypatch)
     made.program("g++", "exit 0")
+    monkeypatch.chdir(tmp_path)  # a Python without PYTHONSAFEPATH imports from there first
     monkeypatch.setenv("PATH", f"{made.programs}:/usr/bin:/bin")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("sys.executable", str(made.python.executable))

@@ -9,7 +9,7 @@ import pytest
 from replaycases import publish
 from stopcases import actordbg
 
-from actordbg.actor.family_models import FAMILIES, _build
+from actordbg.actor.family_models import FAMILIES
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
@@ -23,6 +23,7 @@ from actordbg.replay.plan import affordable_laws, law_order
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
+from benchmarks.families import build_model
 
 BROKEN = LawAnswer("neighbour", "broken", "row 1 depends on row 0", 0.04, None, 1, 3, 17, 198, 199)
 
@@ -139,7 +140,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says():
 @pytest.mark.forked
 def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store, tmp_path):
     (published,) = publish(store, 1, length=32)
-    _build(tmp_path / "qwen", dict(FAMILIES["qwen3_5"].config))
+    build_model(tmp_path / "qwen", FAMILIES["qwen3_5"].config)
     ran = actordbg(
         store, "matrix", "--model", str(tmp_path / "qwen"), "--dtype", "bf16", "--attn", "sdpa", "--compile", "off",
         "--packing", "off,on", "--no-backward", "--no-truth", "--json",

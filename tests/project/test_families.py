@@ -107,7 +107,7 @@ def test_the_program_finds_what_the_page_says_in_one_process(tmp_path):
     for row in (
         *[f"| llama3 | {FAMILIES['llama3'].known_as} | right | right |"] * WHOLE,
         "| qwen3_5 | Qwen3.5 | right | WRONG |",
-        "- qwen3_5: WRONG, packed: neighbour broken: row 1 depends on row 0; also future, jacobian, order, alone",
+        ": WRONG, packed: neighbour broken: row 1 depends on row 0; also future, jacobian, order, alone",
     ):
         assert row in page and row in PAGE.read_text(), "run `make families`"
     boots = [json.loads(line)["pid"] for path in store.replays.glob("*/rank0.jsonl") for line in path.open() if '"boot"' in line]

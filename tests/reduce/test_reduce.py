@@ -553,25 +553,23 @@ def test_trials_are_isolated_and_warm(tmp_path):
 
 @pytest.mark.forked
 def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypatch):
-    """Gemma 2 under sdpa, which leaves out the soft cap: reduced, checked as a replay, shown by a script in a fresh interpreter.
+    """OPT, whose packed rows see each other: reduced, checked as a replay, shown by a script in a fresh interpreter.
 
     Only what the first check says is given; the last, of the smallest case, is made.
     """
-    model = tmp_path / "private" / "gemma2"
+    model = tmp_path / "private" / "opt"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(FAMILIES["gemma2"].config))
-    settings = {"model": str(model), "attn": "sdpa", "dtype": "fp32", "through": "rows", "backward": False}
-    write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), **settings)
-    check, given = Checks.of, Fingerprint(DIFFERENCE, "sdpa ignores the soft cap", module="attention", cause="kernel")
-    ran = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": False, "vocab_size": 256}
-    answers = iter([(given, ran)])
+    (model / "config.json").write_text(json.dumps(FAMILIES["opt"].config))
+    settings = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": True}
+    write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), model=str(model), backward=False, **settings)
+    check, answers = Checks.of, iter([(FINGERPRINT, settings | {"vocab_size": 256})])
     monkeypatch.setattr(Checks, "of", lambda *what, **more: next(answers, None) or check(*what, **more))
     script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
     done = invoke(store, *words)
     assert done.exit_code == 0, done.output
     shown = json.loads(done.stdout)
-    assert shown["lines"] < 120 and "soft cap" in shown["title"] and "WRONG" in shown["output"]
+    assert shown["lines"] < 120 and "depends on row 0" in shown["title"] and "WRONG" in shown["output"]
     (file,) = store.root.glob("reductions/*/reduction.json")
     record = Reduction.from_file(file)
     assert record.confirmed and record.checked and record.case.config and record.case.tokens < 16

@@ -110,6 +110,7 @@ def work(file, cache, cells):
     from actordbg.actor.models import once
     from actordbg.actor.session import open_actor
     from actordbg.config.replay_config import ReplayConfig
+    from benchmarks.families import build_model
 
     rank = int(os.environ.get("RANK", "0"))
 
@@ -121,7 +122,7 @@ def work(file, cache, cells):
     for family, dtype in dict.fromkeys((cell.family, cell.dtype) for cell in cells):
         here = [cell for cell in cells if (cell.family, cell.dtype) == (family, dtype)]
         shape = dict(family_models.FAMILIES[family].config)
-        model = str(once(cache / family, lambda folder, shape=shape: family_models._build(folder, shape)))
+        model = str(once(cache / family, lambda folder, shape=shape: build_model(folder, shape)))
         truths = Truths(cache / f"truths-{family}", model, dtype, backward=True)
         dumps = {seed: dump_of_seed(seed) for cell in here for seed in range(cell.seed, cell.seed + cell.lanes)}
         if here[0].ranks == 1:

@@ -14,6 +14,7 @@ from lawcases import VOCAB
 from actordbg.actor import family_models, truth_model
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.models import once
+from benchmarks.families import build_model
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
 DYNAMIC = {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}
@@ -44,7 +45,7 @@ IDS = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1))
 def truth_of(cache, name, weights, dtype):
     family, adds, _ = FAMILIES[name]
     config = family_models.FAMILIES[family].config | adds
-    path = once(cache / name, lambda folder: family_models._build(folder, dict(config)))
+    path = once(cache / name, lambda folder: build_model(folder, config))
     return truth_model.load(str(path), weights=weights, dtype=dtype, device=torch.device("cpu"))
 
 

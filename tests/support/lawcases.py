@@ -25,6 +25,7 @@ from actordbg.judge.agreement import laws_of
 from actordbg.laws.law_run import LawRun
 from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
 from actordbg.store.payload import Dump
+from benchmarks.families import build_model
 
 KNOWN = ("qwen2", "qwen3", "qwen3_5", "mistral", "mixtral", "gemma2", "gpt2", "llama")
 FAMILIES = {name: known.config for name, known in family_models.FAMILIES.items()} | {
@@ -34,7 +35,7 @@ FAMILIES = {name: known.config for name, known in family_models.FAMILIES.items()
 
 def model_of(cache, family):
     """A folder with a random model of the family."""
-    return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
+    return once(cache / family, lambda folder: build_model(folder, FAMILIES[family]))
 
 
 def laws_of_a_call(session, dump, outcome):

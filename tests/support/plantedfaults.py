@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from actorcases import main
 from amounts import first_or_all
 from judged import Truths, judge, same_bits
-from lawcases import FAMILIES, dump_of
+from lawcases import FAMILIES, build_model, dump_of
 from planted_table import BOTH, FAULTS
 
-from actordbg.actor import family_models
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
@@ -42,7 +41,7 @@ def four_layers(cache, family):
     config = dict(FAMILIES[family]) | {"num_hidden_layers": 4}
     if family == "gemma2":  # a soft cap that these small scores come near
         config |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "attn_logit_softcapping": 1.0}
-    return once(cache / f"{family}-planted", lambda folder: family_models._build(folder, config))
+    return once(cache / f"{family}-planted", lambda folder: build_model(folder, config))
 
 
 def run(cache, faults, dtypes=BOTH):

@@ -19,6 +19,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.store.payload import Dump
+from benchmarks.families import build_model
 
 CELLS = (
     ("mixtral", "bf16"), ("qwen3_moe", "fp32"), ("olmoe", "bf16"), ("mixtral", "fp32"), ("qwen3_moe", "bf16"), ("olmoe", "fp32"),
@@ -29,7 +30,7 @@ LIMITS = {"fp32": 1e-5, "bf16": 0.2}
 def model_of(cache, kind):
     config = dict(family_models.FAMILIES[kind].config)
     config |= {"norm_topk_prob": True} if kind == "qwen3_moe" else {}
-    return str(once(cache / kind, lambda folder: family_models._build(folder, config)))
+    return str(once(cache / kind, lambda folder: build_model(folder, config)))
 
 
 def chosen_by(session, dump):
