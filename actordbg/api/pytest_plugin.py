@@ -55,11 +55,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _sample(store: str, where: str | None = None, sample: int = 8) -> list[Any]:
     from actordbg.api.opened_store import OpenStore
-    from actordbg.base.errors import NothingToDo
+    from actordbg.base.errors import ActordbgError
 
-    dumps = list(OpenStore(store).sample(where, sample))
+    try:
+        dumps = list(OpenStore(store).sample(where, sample))
+    except ActordbgError as error:
+        raise pytest.Collector.CollectError(f"{error.message}\n{error.hint}") from None
     if not dumps:  # an empty list of parameters would skip the test
-        raise NothingToDo(f"no dump of {store} to run the test for", hint="select others with where=...")
+        raise pytest.Collector.CollectError(f"no dump of {store} to run the test for\nselect others with where=...")
     return dumps
 
 

@@ -56,7 +56,7 @@ def test_dump(actordbg_dump):
     (tmp_path / "test_none.py").write_text(source.replace("rank>=0", "seq_len>9999"))
     words = ("--strict-markers", "--continue-on-collection-errors", str(tmp_path / "test_none.py"))
     output, outcomes = outcome_of(tmp_path, source, *words)
-    assert outcomes == {"passed": 3, "error": 1} and "no dump of store to run the test for" in output
+    assert outcomes == {"passed": 3, "error": 1} and "no dump of store to run the test for\nselect others" in output
 
 
 @pytest.mark.forked
