@@ -91,7 +91,8 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 def record_pickle(trees: LegacyReader, file: BinaryIO) -> Any:
     """Return what a pickle of rows, or of a record in `pickle_tree.RECORDS`, holds."""
-    return _Revived(trees, FilePart(file, 0, file.seek(0, os.SEEK_END))).whole()
+    size = file.seek(0, os.SEEK_END)
+    return _Revived(trees, FilePart(file, 0, size)).whole()
 
 
 def pickle_value(trees: LegacyReader, data: bytes) -> Any:
@@ -115,7 +116,8 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
             raise unsafe(f"{packed[0].filename:.80} is compressed, which torch.save never does")
         if archive.read(entries[f"{folder}byteorder"])[:6] != b"little" if f"{folder}byteorder" in entries else False:
             raise corrupt("it was not written on a little-endian machine")
-        if sum(info.file_size for info in archive.infolist()) > file.seek(0, os.SEEK_END):
+        claimed = sum(info.file_size for info in archive.infolist())
+        if claimed > file.seek(0, os.SEEK_END):
             raise unsafe("its members overlap: they claim more bytes than the file has")
         if damaged := archive.testzip():
             raise corrupt(f"damaged: {damaged:.80} is not what its checksum says")
@@ -172,7 +174,8 @@ class _Revived:
 
     def part(self, tree: Any) -> Any:
         """Return a part of a list. What the parts before it had is forgotten, unless it is little: it may be shared."""
-        if len(self.arrays) > MOST_KEPT or MOST_BYTES - min(self.left.values()) > MAPPED:
+        taken = MOST_BYTES - min(self.left.values())
+        if len(self.arrays) > MOST_KEPT or taken > MAPPED:
             self._forget()
         return self.value(tree)
 
@@ -201,9 +204,7 @@ class _Revived:
         return self.arrays[place]
 
     def _runs(self, runs: Any) -> Any:
-        parts = [
-            self._run(*run) if isinstance(run, list) else np.array([float(run) if type(run) is str else run]) for run in runs
-        ]
+        parts = [self._run(*run) if isinstance(run, list) else _left_over(run) for run in runs]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _run(self, kind: str, start: int, end: int) -> Any:
@@ -214,7 +215,8 @@ class _Revived:
         if kind == SMALL:
             return np.frombuffer(opcodes, np.uint8)[1::2]
         if kind == FLOATS:
-            return np.frombuffer(opcodes, _FLOAT)["value"].astype("<f8")
+            values = np.frombuffer(opcodes, _FLOAT)["value"]
+            return values.astype("<f8")
         return np.array(whole_numbers(opcodes), np.int32)
 
     def _record(self, kind: str, state: Any) -> dict[str, Any]:
@@ -307,6 +309,11 @@ class _Revived:
             else:
                 self.storages[key] = np.memmap(member.file, np.uint8, "r", member.start, (member.size,)).data
         return self.storages[key]
+
+
+def _left_over(number: Any) -> Any:
+    """Return a number behind the runs of its list as an array; a text is one that JSON lacks."""
+    return np.array([float(number) if type(number) is str else number])
 
 
 _FLOAT = np.dtype([("opcode", "u1"), ("value", ">f8")])

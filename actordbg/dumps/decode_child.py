@@ -56,7 +56,7 @@ def main(memory_bytes: int, cpu_seconds: float, start: int = 0, end: int = 0) ->
     sys.addaudithook(_refuse)
     while mapped or len(head := source.read(8)) == 8:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        answer = _tree(mapped, start) if mapped else _answer(source, int.from_bytes(head, "little"))
+        answer = _tree(mapped, start) if mapped else _answer(source, head)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sink.write(len(answer).to_bytes(4, "little") + answer)
         sink.flush()
@@ -69,8 +69,9 @@ def _refuse(event: str, arguments: object) -> None:
     os._exit(EXIT_AUDIT)
 
 
-def _answer(source: BinaryIO, size: int) -> bytes:
+def _answer(source: BinaryIO, head: bytes) -> bytes:
     """Return what `_tree` does of the next file; nothing for one that did not come whole."""
+    size = int.from_bytes(head, "little")
     try:
         data = source.read(size)
     except MemoryError:

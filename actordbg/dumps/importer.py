@@ -322,7 +322,8 @@ class Import:
             self._there(expected)
             return
         content = pickle_value(self.trees, data)
-        if isinstance(content, LISTS) or (isinstance(content, dict) and not REQUIRED & content.keys()):
+        of_call = isinstance(content, dict) and REQUIRED & content.keys()
+        if isinstance(content, LISTS) or (isinstance(content, dict) and not of_call):
             self._rows(RowFile(path, PICKLE, self.columns, self.trees))
             return
         call = old_call(content)

@@ -100,6 +100,11 @@ class Run:
     start: int
     end: int
 
+    @property
+    def place(self) -> list[object]:
+        """It as JSON has it."""
+        return [self.kind, self.start, self.end]
+
 
 class TreeMachine(Machine):
     """Interprets the pickle of an archive: more opcodes, numbers as keys, and objects that stay notes."""
@@ -220,8 +225,9 @@ class _Walk:
         if isinstance(value, (list, tuple)):
             self._count(len(value))
             others = [part for part in value if type(part) is not Run]
-            if len(others) < len(value) and all(type(part) in (int, float) for part in others):
-                return {NUMBERS: [[*vars(part).values()] if type(part) is Run else self.plain(part, level) for part in value]}
+            of_numbers = all(type(part) in (int, float) for part in others)
+            if of_numbers and len(others) < len(value):
+                return {NUMBERS: [part.place if type(part) is Run else self.plain(part, level) for part in value]}
             return [part for each in value for part in self._parts(each, level + 1)]
         if isinstance(value, Span):
             return {BYTES: [value.start, value.end, False]}

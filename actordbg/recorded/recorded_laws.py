@@ -176,21 +176,18 @@ def _temperature(calls: Calls, answer: Answer) -> None:
             continue
         if asked is not None:
             answer.rows(call, np.full(1, asked != ours), f"sampled at temperature {asked:g}, scored at {ours:g}")
-        keys = [(call.record.run, key) for key in call.row_keys] if call.record.role == "policy" else []
-        if seen.keys() & keys:
-            others = np.array([seen.get(key, ours) for key in keys])
+        keys = [(call.record.run, key) for key in call.row_keys if call.record.role == "policy"]
+        known, others = seen.keys() & keys, np.array([seen.setdefault(key, ours) for key in keys])
+        if known:
             answer.rows(call, others != ours, f"scored at temperature {ours:g}, elsewhere at another one", others - ours)
-        for key in keys:
-            seen.setdefault(key, ours)
 
 
 def _sampling(call: RecordedCall, answer: Answer) -> None:
     level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
     if level is None or (top_p is None and top_k is None):
         return
-    cut = [] if top_p is None or top_p >= 1 else [f"top_p {top_p:g}"]
-    if top_k is not None and top_k > 0:
-        cut.append(f"top_k {top_k}")
+    cut = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
+    cut += [f"top_k {top_k}"] if top_k is not None and top_k > 0 else []
     words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
     corrected = level != "off" or call.fact("loss.is_corrected") is True
     answer.rows(call, np.full(1, bool(cut) and corrected), words)
