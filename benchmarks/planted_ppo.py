@@ -443,7 +443,7 @@ FAULTS: dict[str, Fault] = {
         _rewarded(lambda _: {"kl_coef": 0.0}), TRAINER, "lint", "reward has a KL penalty", "--algo.kl.init_coef 0.05", steps=3
     ),
     "KL added to the reward": Fault(
-        _rewarded(lambda given: {"kl": -given["kl"]}), TRAINER, "lint", "a KL penalty is none",
+        _rewarded(lambda given: {"kl": -given["kl"]}), TRAINER, "lint", "a KL penalty only takes away",
         "--algo.kl.init_coef 0.05 --algo.kl.estimator k3", steps=3,
     ),
     "tokens of a dynamic batch": Fault(

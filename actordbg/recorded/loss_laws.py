@@ -228,7 +228,7 @@ def advantages(calls: Calls, answer: Answer) -> None:
 
 
 def token_rewards(calls: Calls, answer: Answer) -> None:
-    """Look for tokens before a row's last whose reward, by its returns, is no KL penalty, and for penalties that are left out."""
+    """Look for tokens before a row's last whose reward, by its returns, is more than a KL penalty, and for penalties left out."""
     scored, updated = scored_rows(calls), set[str]()
     for step in estimated(calls, answer):
         first, (least, most) = step.rows[0][0], step.estimates[:, [LEAST, MOST]].T
@@ -243,7 +243,7 @@ def token_rewards(calls: Calls, answer: Answer) -> None:
         for row in bad[:1]:
             far = float(max(least[row], most[row], key=abs))
             said = f"by its returns, a token before the last of a row has the reward {number(far)}"
-            expected = "a KL penalty is none" if step.mixed else "only the last has one"
+            expected = "a KL penalty only takes away" if step.mixed else "only the last has one"
             step.broken(answer, row, f"{said}, where {expected}, in {len(bad)} of {plural(len(step.rows), 'row')}", far)
         own = dict.fromkeys(call for call, _ in step.rows)
         since = run in updated and all(scored[run, first.record.step, key] for call in own for key in call.row_keys)

@@ -216,7 +216,7 @@ def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[st
     for limit in {*_CLIPS, low or math.inf, high or math.inf} if limits else ():
         words = f"clipping at {limit}" if math.isfinite(limit) else "a loss without clipping"
         changes[words] = dict.fromkeys(limits, limit)
-    if "is_correction_threshold" in loss:
+    if loss.get("is_correction_threshold"):
         others = {"off", "token", "seq"} - {loss["is_correction_level"]}
         changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
     if beta := loss.get("beta"):

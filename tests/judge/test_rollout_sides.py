@@ -56,7 +56,8 @@ def test_weights_are_known_by_log_probs_far_below_rounding(case):
 def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch):
     """Forwards of other trainers also count tool output, and prompts beside longer ones; the rollout has 0.0 there."""
     said, asked = np.array([[0.0, -1.0, -2.0]], "f4"), {}
-    loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0, fp32=True)
+    record = SimpleNamespace(training=False)
+    loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0, fp32=True, record=record)
     loss.log_probs = lambda: {"rollout_log_probs": said, "log_probs": said - 0.5}
     config = SimpleNamespace(backend="plain")
     values = SimpleNamespace(log_probs=said - 0.5)
