@@ -34,7 +34,7 @@ MOST_SHARES = 16
 MOST_DIRECTORY = 2**26
 """Largest table of contents of an archive, in bytes."""
 MAPPED = 2**26
-"""Bytes from which on a part of a file is not read whole, but where it is asked for."""
+"""Bytes of a part of a file above which it is not read at once, but slice by slice."""
 MOST_KEPT = 256
 """Arrays that are kept to be shared by the rows that follow."""
 
@@ -55,12 +55,12 @@ class FilePart:
 
     @property
     def in_file(self) -> bool:
-        """Whether it lies in a file, which can be mapped."""
+        """Return whether it lies in a file, which can be mapped."""
         return not isinstance(self.file, io.BytesIO)
 
 
 class Parts(Sequence[Any]):
-    """A list whose parts are made when they are asked for: a file's rows, one after another."""
+    """A list whose parts are made when they are taken: a file's rows, one after another."""
 
     def __init__(self, trees: list[Any], made: Callable[[Any], Any]) -> None:
         self.trees, self.made = trees, made
@@ -312,7 +312,7 @@ class _Revived:
 
 
 def _left_over(number: Any) -> Any:
-    """Return a number behind the runs of its list as an array; a text is one that JSON lacks."""
+    """Return a number behind the runs of its list as an array; a text stands for a number that JSON lacks."""
     return np.array([float(number) if type(number) is str else number])
 
 

@@ -46,7 +46,7 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of decoding a pickle. file_bytes: of one that is read whole; a larger one is mapped."""
+    """Limits of decoding a pickle. file_bytes: of a pickle that is read whole; larger pickles are mapped."""
 
     file_bytes: int = 512 * 2**20
     memory_bytes: int = 4096 * 2**20

@@ -70,7 +70,7 @@ def _refuse(event: str, arguments: object) -> None:
 
 
 def _answer(source: BinaryIO, head: bytes) -> bytes:
-    """Return what `_tree` does of the next file; nothing for one that did not come whole."""
+    """Return what `_tree` does of the next file; nothing if it did not come whole."""
     size = int.from_bytes(head, "little")
     try:
         data = source.read(size)

@@ -152,7 +152,6 @@ def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():
     told = " ".join("".join(Read(page).texts).split())
     assert "Worst token circled: row 1, position 9, 0.5 nats." in told
     assert '"prompt"' in page and '"padding"' in page
-    assert "The limit is 0.4 nats." in told
 
 
 def test_no_line_of_a_text_is_a_command_of_githubs_runner():
