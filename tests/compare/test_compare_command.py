@@ -100,7 +100,7 @@ def test_json_is_the_record_and_markdown_a_page(replayed):
     assert len(found["dumps"]) == 12
     page = compared(replayed, "r-02 r-01 --format md").stdout
     assert page.startswith("**WRONG (TOY MODEL):** the two replays give different results for the same inputs")
-    assert "| dump | S | verdict |" in page
+    assert "| dump | S | outputs |" in page
     with pytest.raises(UsageError, match="conflicts with"):
         compared(replayed, "r-02 r-01 --json --format md")
 
