@@ -79,7 +79,7 @@ def shown_in(browser, path, *, width=1280, scheme="light", scripts=True):
 def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(browser, pages, name, width, scheme):
     with shown_in(browser, pages[name], width=width, scheme=scheme) as shown:
         states = shown.page.evaluate(DRAWN)
-        assert set(states) <= {"drawn"} and len(states) == {"report": 3, "tokens": 3, "matrix": 0}[name]
+        assert set(states) <= {"drawn"} and len(states) == {"report": 3, "tokens": 2, "matrix": 0}[name]
         assert shown.said == [] and shown.asked == []
         assert shown.page.evaluate("document.documentElement.scrollWidth") == width
         empty = (
