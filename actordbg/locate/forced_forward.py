@@ -150,6 +150,8 @@ class Hooks(ABC):
 
         def visit(each: Any) -> Any:
             nonlocal seen
+            if each is None and most is None:  # a mask, say, that only one of the models gets
+                seen += 1
             if isinstance(each, Tensor):
                 if seen == most:
                     return each

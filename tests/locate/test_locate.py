@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 
 from actordbg.catalog.query import newest_configuration
 from actordbg.cli.app import app
+from actordbg.locate.forced_forward import Hooks
 from actordbg.locate.operations import Listing, TokenLayout
+from actordbg.records.locate_record import INTO, OUT
 from actordbg.replay.supervise import load_spec
 
 pytestmark = pytest.mark.forked
@@ -116,3 +118,18 @@ def test_an_integer_that_becomes_a_float_is_no_error_of_the_listing():
     layer.forward = Tensor.float
     with Listing(layer, set(), TokenLayout(places, places, places[0])).on():
         assert layer(places).dtype is torch.float32
+
+
+def test_a_tensor_that_only_one_model_gets_moves_no_other_place():
+    class Seen(Hooks):
+        def take(self, key, flat, module):
+            self.keys = [*getattr(self, "keys", []), key[3]]
+
+    def places(mask):
+        module, seen = torch.nn.Module(), Seen(2)
+        module.forward = lambda states, mask, ids: states
+        with seen.on({"m": (module, (INTO, OUT))}):
+            module(torch.ones(2, 3), mask, torch.ones(2))
+        return seen.keys
+
+    assert places(None) == [0, 2, 0] and places(torch.ones(2)) == [0, 1, 2, 0]
