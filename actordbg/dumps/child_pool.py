@@ -99,7 +99,8 @@ class LegacyReader:
     def _asked(self, child: subprocess.Popen[bytes], data: bytes) -> bytes:
         answer = _exchange(child, data, self.limits.wall_seconds, self.limits.answer_bytes)
         if not answer:
-            self._child = None if child is self._child else self._child
+            if child is self._child:
+                self._child = None
             status = _end(child)
             raise unsafe(_CAUSES.get(status, f"ended the decoding process (status {status})"))
         return answer
