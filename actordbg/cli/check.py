@@ -50,7 +50,7 @@ def check(
         paths (PATH): A store, dump files or packs; or old pickles, files and folders of a run, which are imported first (default:
             the store's dumps).
         of_run: Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.
-        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
+        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids, tokenizer=MODEL; repeatable.
         watch: Follow the files of a run as `lint --watch` does: replay nothing.
         junit: Also write JUnit XML there.
         github: Emit GitHub Actions annotations.

@@ -60,7 +60,7 @@ def import_(
     Args:
         paths (PATH): Files, folders to search for such files, or a bundle (.tar.zst).
         run: Run name of the dumps (default: the folder's name).
-        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
+        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids, tokenizer=MODEL; repeatable.
     """
     from actordbg.dumps.bundle import BUNDLE_SUFFIX
     from actordbg.dumps.importer import find_files, import_paths
