@@ -90,7 +90,7 @@ class PlainCommands:
         Args:
             paths (PATH): A store, or files and folders of a run (default: the store's dumps).
             max_inputs: At most N dumps, the newest.
-            columns (PART=NAME): With PATH, the name of a part of a table's row, such as ids=input_ids, tokenizer=MODEL; repeatable.
+            columns (PART=NAME): With PATH, the name of a part of a row, such as ids=input_ids, tokenizer=MODEL; repeatable.
             watch: Follow the files of a live run until Ctrl-C, with a line for each finding.
         """
         from actordbg.api.checks import linted
