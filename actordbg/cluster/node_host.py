@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
-from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any, wait_status_of
+from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.cluster.node_store import NodeStore, Parcel, disk_problems
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
 from actordbg.replay.launch import Launched, child_environment, free_port, launch_share
@@ -79,7 +79,6 @@ class NodeHost:
         self._ended_at: dict[int, float] = {}
         self._noted: set[int] = set()
         self._work, self._launcher_log, self._name = Path(), Path(), ""
-        self._direct = False
         self._paused = PausedRanks()
         self._raylet = os.getppid()
 
@@ -112,7 +111,6 @@ class NodeHost:
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         replay_config = ReplayConfig.from_dict(config)
-        self._direct = LAUNCHERS[replay_config.backend] == "python"
         self._launcher_log = order.parent / launcher_log(share.workers.start)
         self._views = [RankView.begin(order.parent, number) for number in share.workers]
         self._ended_at, self._noted = {}, set()
@@ -208,7 +206,7 @@ class NodeHost:
             if view.rank not in ended and view.identity is not None:
                 # its launcher soon reaps it together with the exit status; this also covers a rank for which the command wrote
                 # `gone`, with a reason that ours would replace
-                view.state, view.wait_status = state_of(*view.identity)
+                view.state, view.wait_status = launched.state_of(view.identity)
                 if view.state in (GONE, ZOMBIE):
                     ended[view.rank] = time.monotonic()
             if view.rank not in ended or view.rank in noted or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S):
@@ -216,9 +214,7 @@ class NodeHost:
             noted.add(view.rank)
             self._paused.tell(view.rank)
             status = view.wait_status
-            if status is None and self._direct and launched.ended():  # we are its parent and have just reaped it
-                status = wait_status_of(launched.process.returncode)
-            elif status is None and view.identity is not None:  # its launcher polls as often as we do, and may be first
+            if status is None and view.identity is not None:  # its launcher polls as often as we do, and may be first
                 status = status_by_launcher(launched.log, view.identity[0])
             if not view.done and os.getppid() == self._raylet:
                 view.write_gone(status)

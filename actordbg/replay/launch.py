@@ -30,7 +30,7 @@ from typing import Protocol, TypeAlias
 from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem
 from actordbg.base.owners import NOT_FROM_HERE
-from actordbg.base.processes import DeathWatch, end_session, state_of
+from actordbg.base.processes import GONE, DeathWatch, end_session, state_of, wait_status_of
 from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
@@ -114,11 +114,14 @@ class Running(Protocol):
 
 @dataclass
 class Launched(Running):
-    """A group on this machine. `process`: the launcher, a session leader. `mark`: in the environment of all its processes."""
+    """A group on this machine. `process`: the launcher, a session leader, or a lone worker itself (`lone`). `mark`: in the
+    environment of all its processes.
+    """
 
     process: subprocess.Popen[bytes]
     mark: str | None = None
     log: Path = Path()
+    lone: bool = False
     _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property
@@ -145,6 +148,12 @@ class Launched(Running):
 
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
+
+    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
+        state, status = state_of(*identity)
+        if state == GONE and self.lone and self.ended():  # asking whether it has ended reaped it, and only we know how
+            status = wait_status_of(self.process.returncode)
+        return state, status
 
 
 Launcher = Callable[[ReplayConfig, Group, Path], Running]
@@ -179,7 +188,9 @@ def launch_share(
     else:
         command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
     whose = ["--first-worker", str(share.worker), "--supervisor", str(os.getpid())]
-    return start([*command, *program, *whose, "--work", str(work)], environment, log)
+    launched = start([*command, *program, *whose, "--work", str(work)], environment, log)
+    launched.lone = like == "python"
+    return launched
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:

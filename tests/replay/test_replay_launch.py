@@ -107,6 +107,16 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path, monkey
     assert given == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
 
+def test_a_lone_worker_that_was_killed_and_reaped_tells_how_it_ended(tmp_path, monkeypatch):
+    """Asking whether it has ended reaps it: where it died since the last look, all that was said was "an unknown end"."""
+    (tmp_path / "kills_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launched = launch(ReplayConfig(), range(1), tmp_path / "work.json", "kills_itself")
+    identity = launched.process.pid, processes.start_ticks(launched.process.pid)
+    launched.process.wait(60)
+    assert launched.state_of(identity) == (processes.GONE, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("nproc", "variables", "made"),
     [
