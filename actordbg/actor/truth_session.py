@@ -201,24 +201,22 @@ class TruthSession(Decided):
             with torch.set_grad_enabled(backward), forced, narrowed if closed is None else nullcontext():
                 own_places = None if own is None else own[row, attended[row]]
                 logits = self._logits(ids, chosen.to(device), own_places, shown=self._shown(given, pictures, row, ids))
-                logits = logits.to(self._wide) / temperature
-                normalizer = torch.logsumexp(logits, dim=-1)
-                scores = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normalizer
+                whole = bool(closed or objective)
+                scores, spread, wide = self._scored(logits, labels, temperature, whole=whole, entropy=entropy is not None)
                 scores = scores * weight[row, places.to(device)]
+                del logits  # before those of the next row
             if entropy is not None:
-                flat = logits.detach()
-                mean = (torch.softmax(flat, dim=-1) * flat).sum(-1)
-                entropy[row, places] = (normalizer.detach() - mean).float().cpu()
+                entropy[row, places] = spread.float().cpu()
             log_probs[row, places] = scores.detach().float().cpu()
             with torch.no_grad():
                 first = torch.arange(len(labels), device=device) == 0
                 following = labels.where(attended[row, (columns + 1).to(device)], next_row[row])
                 for name, function in (closed or {}).items():
-                    beside[name][row, places] = function(logits, Chosen(labels, first, following)).float().cpu()
+                    beside[name][row, places] = function(wide, Chosen(labels, first, following)).float().cpu()
             forward_s += measure.now(device) - began
             if backward:
                 began = measure.now(device)
-                part = -scores.sum() / count if objective is None else objective(row, places, scores, logits)
+                part = -scores.sum() / count if objective is None else objective(row, places, scores, wide)
                 loss += float(part.detach())
                 part.backward()  # type: ignore[no-untyped-call]
                 backward_s += measure.now(device) - began
@@ -238,6 +236,21 @@ class TruthSession(Decided):
             notes=notes,
             tensors=beside,
         )
+
+    def _scored(
+        self, logits: Tensor, labels: Tensor, temperature: float, *, whole: bool = False, entropy: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probs [n] of `labels`, entropies [n] if asked for, and the last logits / T that are wide: all if `whole`."""
+        scores, entropies = [], [logits.new_zeros(0)]
+        at_once = len(labels) if whole else max(1, _MOST_AT_ONCE // logits.shape[-1])
+        for part, wanted in zip(torch.split(logits, at_once), torch.split(labels, at_once), strict=True):
+            wide = part.to(self._wide) / temperature
+            normalizer = torch.logsumexp(wide, dim=-1)
+            scores.append(wide.gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - normalizer)
+            if entropy:
+                flat = wide.detach()
+                entropies.append(normalizer.detach() - (torch.softmax(flat, dim=-1) * flat).sum(-1))
+        return torch.cat(scores), torch.cat(entropies), wide
 
     def closed(self, dump: Dump, closed: Mapping[str, Closed]) -> dict[str, Tensor]:
         """Return other log-probs in closed form from the logits of a call, by their names, and "": the call's own."""
@@ -263,8 +276,8 @@ class TruthSession(Decided):
             at = (tokens.flatten().cumsum(0).view_as(sequences) - 1)[rows, labels - 1]
             here = tokens[rows, labels - 1] & (labels > 0)
             with self._forced(experts, tokens.cpu()):
-                logits = self._logits(sequences[tokens], at[here], positions[tokens], seen[tokens]).to(self._wide) / temperature
-            scores = logits.log_softmax(-1).gather(-1, sequences[rows, labels][here, None])[:, 0]
+                logits = self._logits(sequences[tokens], at[here], positions[tokens], seen[tokens])
+            scores = self._scored(logits, sequences[rows, labels][here], temperature)[0]
             scores = scores.where(seen[tokens].cumsum(0)[at[here]] > 0, torch.nan)
             log_probs[rows[here].cpu(), (labels - sequences.shape[1] + mask.shape[1])[here].cpu()] = scores.float().cpu()
         return log_probs
@@ -350,6 +363,8 @@ class TruthSession(Decided):
         }
 
 
+_MOST_AT_ONCE = 2**22
+"""Logits that are in fp64 at once: those of a row with a large vocabulary would take several times the model's memory."""
 MOST_TOGETHER = 4096
 """Tokens of one forward of rows that are arranged in another way: eager attention holds the square of them."""
 

@@ -258,8 +258,8 @@ def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -
     lost = [each.count for dump in record.dumps if (each := dump.log_probs) and 0 < each.count == each.nonfinite]
     if lost and side == RECORDED:
         nan = BY_NAME[NAN]
-        also = (NamedCause(nan.name, nan.said, nan.remedy, nan.thread),)
-        return _explained(record, ExplainedOutputs(math.inf, 0.0, sum(lost), len(lost), also=also))
+        causes = (NamedCause(nan.name, nan.said, nan.remedy, nan.thread),)
+        return _explained(record, ExplainedOutputs(math.inf, 0.0, sum(lost), len(lost), causes=causes))
     for of, names in ((LOG_PROBS, OF_TOKENS), (ENTROPIES, ("entropy_max_abs",))):
         if far := [dump.dump_id for dump in record.dumps if _is_beyond(record, dump, names)]:
             try:

@@ -94,12 +94,12 @@ class Judged:
         """Yield what explains a difference from the truth, then the difference."""
         truth = self.replay.truth
         local = self.replay.local
-        of_model = truth is not None and not truth.mismatches and local is not None and truth.reasons == local.said
-        if truth is None or truth.verdict != MISMATCH or of_model:  # what the model is says it already
+        of_model = truth is not None and local is not None and truth.reasons == local.said  # what the model is says it already
+        if truth is None or truth.verdict != MISMATCH or (of_model and not truth.mismatches):
             return
         if self.truth is not None and self.truth.explained is not None:
             yield from self.truth.explained.found("")
-        parts = [truth.reasons or ""]
+        parts = ["" if of_model else truth.reasons or ""]
         if truth.mismatches:
             differ = "differs" if truth.mismatches == 1 else "differ"
             many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} {differ} from the truth"

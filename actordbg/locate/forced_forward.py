@@ -33,6 +33,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -259,14 +260,14 @@ class Forcing(Hooks):
         want = self._truths(key)
         if want is None:
             return None
-        have = flat[self.valid.to(flat.device)]
-        if have.shape != want.shape:
-            want = self._part_of(want, have.shape)
+        if flat.shape[1:] != want.shape[1:]:
+            want = self._part_of(want, flat.shape)
         if want is None:
-            self.unchecked.setdefault(key[0], f"its tensors are {list(have.shape[1:])} for a token, not as in the truth")
+            self.unchecked.setdefault(key[0], f"its tensors are {list(flat.shape[1:])} for a token, not as in the truth")
             return None
-        want, times = want.to(flat.device), self.ring if key[1] in BACK.values() else 1
+        valid, times = self.valid.to(flat.device), self.ring if key[1] in BACK.values() else 1
         if not flat.is_floating_point():
+            have, want = flat[valid], want.to(flat.device)
             if flat.dim() == 1:
                 self._compare_exactly(key, have, want, module)
                 return None
@@ -278,12 +279,15 @@ class Forcing(Hooks):
                 kept = float(missed.numel() - missed.sum())
                 self.sums[key] = Sums(errors, want.shape[1], len(self.tokens), kept, missed.numel())
         elif key[3] == 0 or key[1] == INTO:
-            self._add(key, have / times if times > 1 else have, want)
+            self._add(key, flat, want, valid, times)
         elif key[1] == OUT and key[0] in self._routers:
-            self._add(key, have.sort(-1).values, want.sort(-1).values)
+            self._add(key, flat[valid].sort(-1).values, want.sort(-1).values)
         self._forced.add(key)
         given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
-        return given.index_copy_(0, self.valid.to(flat.device), (want * times if times > 1 else want).to(flat.dtype))
+        for part in _parts(want):
+            truth = want[part].to(flat.device)
+            given.index_copy_(0, valid[part], (truth * times if times > 1 else truth).to(flat.dtype))
+        return given
 
     def take_parts(self, parts: Sequence[tuple[dict[Key, Sums], dict[Key, Tensor], dict[str, str]]]) -> None:
         """Replace `sums`, `wrong` and `unchecked` by those of all ranks of a ring."""
@@ -321,16 +325,27 @@ class Forcing(Hooks):
             return None
         return want.chunk(size, cut[0])[rank]
 
-    def _add(self, key: Key, have: Tensor, want: Tensor) -> None:
+    def _add(self, key: Key, values: Tensor, want: Tensor, where: Tensor | None = None, times: int = 1) -> None:
+        """Add up how far values are from the truth's [n, features...]. where: int [n], their places in `values`, if not in order.
+        times: how many times the truth's they are.
+        """
         if key[0] in self._shifted or key in self.sums:
             return
-        wide, truth = (each.to(want.dtype)[:, None].flatten(1) for each in (have, want))  # a token may have one number: [n]
         errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
-        apart = wide - truth
-        squares = apart.square_().sum(1).double().cpu()
-        errors[self.tokens] = squares.nan_to_num(torch.inf, torch.inf)
-        own, power = (torch.mul(truth, other, out=apart).sum(dtype=torch.float64).item() for other in (wide, truth))
-        self.sums[key] = Sums(errors, truth.shape[1], len(self.tokens), own, power)
+        own = power = 0.0
+        for part in _parts(want):
+            have = values[part if where is None else where[part]]
+            have = have / times if times > 1 else have
+            both = have, want[part]
+            wide, truth = (
+                each.to(values.device, want.dtype)[:, None].flatten(1) for each in both
+            )  # a token may have one number: [n]
+            apart = wide - truth
+            squares = apart.square_().sum(1).double().cpu()
+            errors[self.tokens[part]] = squares.nan_to_num(torch.inf, torch.inf)
+            own += torch.mul(truth, wide, out=apart).sum(dtype=torch.float64).item()
+            power += torch.mul(truth, truth, out=apart).sum(dtype=torch.float64).item()
+        self.sums[key] = Sums(errors, math.prod(want.shape[1:]), len(self.tokens), own, power)
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:
         """Compare token ids, or positions. Rotary positions may be shifted: only differences between them matter."""
@@ -344,3 +359,14 @@ class Forcing(Hooks):
             self._shifted.add(key[0])
         else:
             self.wrong[key] = self.tokens[apart != 0]
+
+
+_MOST_AT_ONCE = 2**22
+"""Numbers of a place that are compared at once: the logits of a large vocabulary would need several times their memory."""
+
+
+def _parts(values: Tensor) -> Iterator[slice]:
+    """Yield slices of the tokens of `values` [n, features...], each of `_MOST_AT_ONCE` numbers."""
+    step = max(1, _MOST_AT_ONCE // max(1, math.prod(values.shape[1:])))
+    for start in range(0, len(values), step):
+        yield slice(start, start + step)

@@ -239,6 +239,8 @@ class ExplainedOutputs:
         if not self.causes:
             return also
         best, names = self.causes[0], " or ".join(cause.said for cause in self.causes)
+        if best.left is None:
+            return (f"{what}: {names}", *also)
         size = f"{self.before:.3g} -> {best.left:.3g} nats, {noise}"
         if best.z is not None:
             size = f"{abs(best.z):.0f} standard errors over {self.tokens:,} tokens; no single token shows it, {noise} nats"

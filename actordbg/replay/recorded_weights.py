@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import ActordbgError
@@ -71,12 +72,17 @@ def _recorded_for(root: Path, item: ReplayInput, known: Callable[[Path], WeightR
 
 
 class HeldAgainst:
-    """A record compared with the model. inputs: how many met it. unchecked: the number of unchecked parameters by reason."""
+    """A record compared with the model. inputs: how many met it. unchecked: the number of unchecked parameters by reason.
+
+    lost: parameters that were not finite in the run, which is its fault, and no sign of another step.
+    """
 
     def __init__(self, path: Path, record: WeightRecord, inputs: int, compared: Callable[[str, ParameterHash], str]) -> None:
         self.path, self.record, self.inputs = path, record, inputs
         answers = {name: compared(name, recorded) for name, recorded in record.parameters.items()}
-        self.differ = [name for name, answer in answers.items() if answer == DIFFERS]
+        differ = [name for name, answer in answers.items() if answer == DIFFERS]
+        self.lost = [name for name in differ if not _is_finite(record.parameters[name])]
+        self.differ = [name for name in differ if name not in self.lost]
         self.unchecked = Counter(answer for answer in answers.values() if answer not in (EQUAL, DIFFERS))
         self.same = not self.differ and EQUAL in answers.values()
 
@@ -105,11 +111,19 @@ def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
             return EQUAL if sha256_of(part.to(dtype)) == recorded.sha256 else DIFFERS
         if not recorded.sample:
             return f"this replay has them in {str(ours.dtype)[6:]}, the run in {recorded.dtype}"
-        theirs = torch.frombuffer(bytearray.fromhex(recorded.sample), dtype=torch.float32)
+        theirs = _sample_of(recorded)
         taken, wanted = sampled(part).to(dtype).float().cpu(), theirs.to(ours.dtype).float()
         return EQUAL if torch.equal(taken.view(torch.int32), wanted.view(torch.int32)) else DIFFERS  # a NaN is itself
 
     return compared
+
+
+def _sample_of(recorded: ParameterHash) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(recorded.sample), dtype=torch.float32)
+
+
+def _is_finite(recorded: ParameterHash) -> bool:
+    return not recorded.sample or bool(_sample_of(recorded).isfinite().all())
 
 
 def in_words(answers: Sequence[HeldAgainst]) -> str:
@@ -128,6 +142,8 @@ def in_words(answers: Sequence[HeldAgainst]) -> str:
         count = len({name for answer in same for name in answer.record.parameters})
         all_of = "the weights are those that were recorded" if not other else "they are those that were recorded"
         sentences.append(f"{all_of}{_when(same, inputs)} ({count} parameters)")
+    if lost := list(dict.fromkeys(name for answer in answers for name in answer.lost)):
+        sentences.append(f"the run's own values were not finite: {some(lost, _NAMED)}")
     sentences += [f"{count} not checked: {why}" for why, count in answers[0].unchecked.most_common(2)]
     return "; ".join(sentences)
 

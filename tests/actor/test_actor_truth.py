@@ -16,7 +16,7 @@ import torch
 from actorcases import main, make_dump, run_scenario
 from safetensors.torch import load_file, save_file
 
-from actordbg.actor import truth_model
+from actordbg.actor import truth_model, truth_session
 from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
@@ -160,7 +160,11 @@ def formula(cache):
     )
     for truth, dtype in (("fp64", "fp32"), ("fp32", "fp32"), ("fp32", "bf16"), ("fp64", "bf16")):
         given = rounded if dtype == "bf16" else weights  # weights are rounded first
-        with open_actor(ReplayConfig(model=str(path), truth=truth, dtype=dtype, backward=True), model_cache=cache) as session:
+        three = patch.object(truth_session, "_MOST_AT_ONCE", 3 * 4096 if truth == "fp64" else 2**22)
+        with (
+            three,
+            open_actor(ReplayConfig(model=str(path), truth=truth, dtype=dtype, backward=True), model_cache=cache) as session,
+        ):
             said = session.resolved
             assert (said["dtype"], said["oracle"], said["attn"]) == (dtype, truth, "eager")
             for dump, selected in cases:

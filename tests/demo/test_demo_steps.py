@@ -151,7 +151,7 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path):
     assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, report, unpatch, check"
     records = [read_record(path) for path in Store(kept / "store").iter_dumps()]
     assert len(records) >= 10 and {record.grad_enabled for record in records} == ({True, False} if ppo else {True})
-    assert not ppo or {record.role for record in records} == {"policy", "reference"}
+    assert not ppo or {record.role for record in records} == {"policy", "policy loss", "reference"}
     assert "4 passed" in output
     checked = output.partition("[7/7]")[2]
     assert re.search(r"^RIGHT: 2 dumps, a sample of \d+, match the truth", checked, re.M)

@@ -64,7 +64,7 @@ def test_new_inputs_break_nothing_and_a_seed_gives_the_same_ones(name):
         return run.mutated(target, chance.choice(inputs), chance, fuzzing.havoc_of(chance, others=inputs))[: run.LONGEST]
 
     several = [made(seed) for seed in range(amount(150, 5000))]
-    assert several[:20] == [made(seed) for seed in range(20)] and len({*several} - {*inputs}) > len(several) / 2
+    assert several[:20] == [made(seed) for seed in range(20)] and len({*several} - {*inputs}) > len(several) / 4
     for data in several:
         assert run.survives(target, data), data
 

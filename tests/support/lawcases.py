@@ -22,7 +22,7 @@ from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.agreement import laws_of
-from actordbg.laws.law_run import LawRun
+from actordbg.laws.law_run import NO_ROOM, LawRun
 from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
 from actordbg.store.payload import Dump
 from benchmarks.families import build_model
@@ -107,6 +107,11 @@ def healthy(cache):
             assert verdicts["jacobian"] == "kept" and (name != "one row" or verdicts["neighbour"] == "not-checked")
             if (family, dtype, packing, name) == ("llama", "bf16", True, "both"):
                 assert set(verdicts.values()) <= {"kept", "within-rounding"}, "nothing is left unchecked here"
+    with patch("torch.autograd.grad", side_effect=torch.OutOfMemoryError):
+        (left,) = of_a_family(cache, *HEALTHY[0], dumps["both"])
+    assert left["jacobian"]["words"] == NO_ROOM, "the checks' own memory is no fault of the run"
+    assert {one["verdict"] for law, one in left.items() if law != "jacobian"} <= {"kept", "within-rounding", "not-checked"}
+    assert not violations(LawAnswer.from_dict(one) for one in left.values())
 
 
 BAD = ("broken", "nondeterministic")

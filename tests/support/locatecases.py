@@ -24,7 +24,7 @@ from planted_table import gradient, output, rounded, weights
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.locate import clean_models, places
+from actordbg.locate import clean_models, forced_forward, places
 from actordbg.locate.forced_forward import Forcing
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
@@ -400,9 +400,10 @@ def real_layers(model):
 
 @contextlib.contextmanager
 def small():
-    """No model is small enough to lie whole, and no value to stay in memory."""
+    """No model is small enough to lie whole, no value to stay in memory, and no place to be compared at once."""
     with patch.object(clean_models, "WHOLE_BYTES", 0), patch.object(places, "MOST_BYTES", 0):
-        yield
+        with patch.object(forced_forward, "_MOST_AT_ONCE", 500):
+            yield
 
 
 def streamed(cache):

@@ -25,7 +25,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.checking import check
 from actordbg.dumps.create import create_dumps
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.run_files import RECORDED_WEIGHTS, read_weights, weights_of
+from actordbg.records.run_files import MET_WEIGHTS, RECORDED_WEIGHTS, read_weights, weights_of
 from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.trainers import captured_call, find_adapter, fitting, recorded_model
@@ -212,6 +212,12 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, reco
     said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
     differs = "1 of 21 parameters differ from those recorded at step 1: lm_head.weight"
     assert said == f"{differs}; they are those that were recorded at step 0 (21 parameters)"
+    record = json.loads(files[1].read_text())
+    record["parameters"]["lm_head.weight"]["sample"] = "0000c07f"  # NaN
+    files[1].write_text(json.dumps(record))
+    facts = statement(recording.root, inputs, session)
+    assert facts[RECORDED_WEIGHTS].endswith("; the run's own values were not finite: lm_head.weight"), "a fault of the run"
+    assert facts[MET_WEIGHTS]["other"] == {} and facts[MET_WEIGHTS]["same"] == [0, 1], "and not another step's weights"
     files[0].write_text("{}")
     said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
     assert said.startswith("not checked: ") and files[0].name in said
