@@ -37,8 +37,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import base_of, folder_of, read_config, read_json
-from actordbg.base.errors import EnvironmentProblem, Refused, UnsafeInput, UsageError
+from actordbg.actor.hub_model import base_of, find_model, folder_of, read_config, read_json
+from actordbg.base.errors import EnvironmentProblem, UnsafeInput, UsageError
 from actordbg.base.imports import is_there
 from actordbg.base.owners import own_cache
 from actordbg.config import consent
@@ -66,31 +66,12 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     return str(_derive(_folder(base or name), kept, num_layers, dtype, _folder(name) if base else None))
 
 
-def save_checkpoint(model: str, cache: Path, num_layers: int | None, folder: Path) -> None:
-    """Copy the checkpoint that an Actor is built from, whole or its first layers, into a new folder, which `--model` takes.
-
-    cache: where the tiny model and truncated ones lie. Raises Refused if `folder` is not empty, EnvironmentProblem if it cannot
-    be written.
-    """
-    require_empty(folder)
-    try:
-        shutil.copytree(_folder(locate(model, cache, num_layers=num_layers)), folder, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        raise EnvironmentProblem(f"{folder} cannot be written: {error}"[:400], hint="name a folder on a disk with room") from None
-
-
 def copy_beside(model: str, cache: Path, num_layers: int | None, folder: Path) -> None:
     """Copy what lies beside a model's weights, as its tokenizer, into a folder that has no file of that name."""
     for path in _folder(locate(model, cache, num_layers=num_layers)).iterdir():
         weights = path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith(".index.json")
         if path.is_file() and not weights and not (folder / path.name).exists():
             shutil.copy(path, folder)
-
-
-def require_empty(folder: Path) -> None:
-    """Raise Refused if something lies in a folder into which a checkpoint will be saved."""
-    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise Refused(f"{folder} exists, and is not an empty folder", hint="name a new folder")
 
 
 def attention_heads(model: str) -> tuple[int, int] | None:
@@ -100,6 +81,13 @@ def attention_heads(model: str) -> tuple[int, int] | None:
     text: dict[str, Any] = config.get("text_config") or config
     heads, kv_heads = (next((text[key] for key in keys if isinstance(text.get(key), int)), None) for keys in _HEAD_KEYS)
     return None if heads is None else (heads, kv_heads or heads)
+
+
+def require_model(model: str, num_layers: int | None) -> None:
+    """Raise EnvironmentProblem if a model is not available (`find_model`), UsageError if it has not that many layers."""
+    config = TINY_CONFIG if model == TINY else find_model(model)
+    if config and num_layers is not None:
+        truncate(config, num_layers)
 
 
 def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:

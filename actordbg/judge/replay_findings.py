@@ -99,7 +99,7 @@ class Judged:
             return
         if self.truth is not None and self.truth.explained is not None:
             yield from self.truth.explained.found("")
-        parts = [truth.reasons or ""]
+        parts = ["" if local and truth.reasons == local.said else truth.reasons or ""]
         if truth.mismatches:
             differ = "differs" if truth.mismatches == 1 else "differ"
             many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} {differ} from the truth"

@@ -30,7 +30,7 @@ from typing import Protocol, TypeAlias
 from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem
 from actordbg.base.owners import NOT_FROM_HERE
-from actordbg.base.processes import DeathWatch, end_session, state_of
+from actordbg.base.processes import DeathWatch, end_session, read_stat, state_of
 from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
@@ -130,7 +130,8 @@ class Launched(Running):
         return self._deaths.descriptors
 
     def ended(self) -> bool:
-        return self.process.poll() is not None
+        stat = read_stat(self.process.pid)  # it is not reaped: a lone rank has no other launcher, and its status is wanted
+        return stat is None or stat.state in "ZX"
 
     def end(self) -> None:
         """End every process of the group, and wait for the launcher."""

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
 from roots import ROOT, environment
 
 from actordbg.base import processes
-from actordbg.base.processes import describe_status, session_members
+from actordbg.base.processes import ZOMBIE, describe_status, session_members, start_ticks
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import child_environment, free_port, groups_of, launch, start
@@ -150,6 +151,15 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch):
             assert session_members(-1, "MARKED=here") == [sleeping.pid]
         finally:
             sleeping.kill()
+
+
+def test_how_a_lone_rank_ended_is_known_whoever_looks_first(tmp_path):
+    running = start([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], dict(os.environ), tmp_path / "launcher.log")
+    pid = running.process.pid
+    while not running.ended():
+        time.sleep(0.01)
+    assert running.state_of((pid, start_ticks(pid))) == (ZOMBIE, signal.SIGKILL)
+    running.end()
 
 
 @pytest.mark.parametrize(
