@@ -37,7 +37,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import base_of, folder_of, read_config, read_json
+from actordbg.actor.hub_model import base_of, find_model, folder_of, read_config, read_json
 from actordbg.base.errors import EnvironmentProblem, Refused, UnsafeInput, UsageError
 from actordbg.base.imports import is_there
 from actordbg.base.owners import own_cache
@@ -100,6 +100,13 @@ def attention_heads(model: str) -> tuple[int, int] | None:
     text: dict[str, Any] = config.get("text_config") or config
     heads, kv_heads = (next((text[key] for key in keys if isinstance(text.get(key), int)), None) for keys in _HEAD_KEYS)
     return None if heads is None else (heads, kv_heads or heads)
+
+
+def require_model(model: str, num_layers: int | None) -> None:
+    """Raise EnvironmentProblem if a model is not available (`find_model`), UsageError if it has not that many layers."""
+    config = TINY_CONFIG if model == TINY else find_model(model)
+    if config and num_layers is not None:
+        truncate(config, num_layers)
 
 
 def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:

@@ -316,6 +316,7 @@ class ActorSession(Decided):
         foreign = {package: name for package, name in code_of(self.model, attn).items() if package != "transformers"}
         return {
             **describe(self.model, self.choices, self.device),
+            "recorded_model": self.choices.recorded_model,
             "dtype": resolved_dtype(self.model),
             "packing": bool(getattr(actor, "packing_samples", False)),
             "temperature": float(getattr(actor, "temperature", 1.0)),

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.models import require_model
 from actordbg.actor.rules import find_trainer, require_torch
 from actordbg.api.desk import Desk, DumpSelection, to_judge
 from actordbg.base.errors import UsageError
@@ -127,8 +127,8 @@ def _run_matrix(desk: Desk, record: MatrixRecord, rows: Selection, held: MatrixR
     """Run the unfinished cells, and answer even after Ctrl-C if the client wants that; or say what would run."""
     require_torch()
     surroundings = Surroundings(rows.defaults)
-    for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
-        find_model(model)
+    for model, layers in {(cell.config.get("model", TINY), cell.config.get("num_layers")) for cell in record.cells if cell.open}:
+        require_model(model, layers)
     if dry_run:
         return _matrix_plan(record, rows, surroundings)
     if held is not None:
@@ -238,7 +238,7 @@ def _new_check(
     if dataset := how.dataset or names.values.get("dataset"):
         if chosen.where is not None or chosen.files:
             raise UsageError("--dataset and a selection of recorded inputs cannot be combined", hint="drop --where")
-        find_model(base.model)
+        require_model(base.model, base.num_layers)
         run = run_of_dataset(desk.store, Path(dataset), base.model, longest, most)
         desk.client.note(f"the samples of {dataset} are run {run} of {desk.store.root}")
         chosen = replace(chosen, where=f"run='{run}'")
@@ -249,7 +249,7 @@ def _new_check(
         taken = taken[: taken_twice(len(taken), how.steps, batch)]
     defaults, facts = defaults_of(desk.store.root, taken), gather_facts()
     find_trainer(base, defaults)
-    find_model(base.model)
+    require_model(base.model, base.num_layers)
     logs = Path(names.values.get("log_dir") or how.log_dir or folder_of(desk.store, check_id) / "logs")
     record = TrainCheckRecord(
         check_id=check_id,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
+from actordbg.actor.hub_model import looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.models import require_model
 from actordbg.actor.rules import KnownFailure, check_config, find_trainer, refusal_of, refuse_hits
 from actordbg.api.client import Advance, Client
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
@@ -126,7 +127,7 @@ class Desk:
         findings = check_config(config, defaults=defaults)
         refuse_hits(findings)
         find_trainer(config, defaults)
-        find_model(config.model)
+        require_model(config.model, config.num_layers)
         if config.backend == ENDPOINT:
             from actordbg.actor.engine_client import EngineClient  # it imports ssl
 

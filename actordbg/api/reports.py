@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.hub_model import cached_file
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes
 from actordbg.catalog.query import open_fresh
 from actordbg.config.as_ran import on_machine
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.blocks import Block, Heading, Items
+from actordbg.document.blocks import FAILED, WRONG, Block, Heading, Items, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.exports import render_csv
 from actordbg.judge.load_replays import ALL, load, report_blocks
@@ -108,7 +108,11 @@ def replay_answer(
     wrapped (modulo its size). `folder` has the journals and logs; `kept_bytes` is the size of log-probs, entropies and gradients.
     """
     folder, data = store.replays / spec.replay_id, data_of(store, spec)
+    with contextlib.suppress(ActordbgError, OSError):  # a locked catalog does not lose a replay's result
+        for known in load(store, [spec.replay_id]).replays:
+            data = replace(data, comparisons=known.comparisons)
     summary = summary_of(data)
+    verdict = replay_verdict(Judged(summary))
     copied = ("replay_id", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
     answer: dict[str, Any] = {
         **about,
@@ -116,15 +120,13 @@ def replay_answer(
         **{name: getattr(summary.counts, name) for name in _COUNTS},
         "status": "interrupted" if interrupted and summary.status != "complete" else summary.status,
         "recorded_model": recorded_model,
-        "good": is_good(summary, spec.config),
+        "good": summary.counts.passed == summary.counts.inputs and verdict.word not in (WRONG, FAILED),
         "restarts": restarts,
         "forward_median_s": summary.forward.median,
         "forward_p95_s": summary.forward.p95,
-        "first_forward_s": summary.warm_up.first_forward.median,
         "backward_median_s": summary.backward.median,
         "tokens_per_s": summary.tokens_per_s.median,
         "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
-        "asked_for_same": spec.config.align == "same",
         "failures": [
             {"signature": group.name, "error": group.cause}
             | {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
@@ -134,13 +136,7 @@ def replay_answer(
         "folder": str(folder),
         "kept_bytes": _size_of(folder / TENSORS),
     }
-    return CommandResult(answer["good"], answer, _blocks(summary, answer))
-
-
-def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
-    """Check that every input passed, ranks agree under `--align same`, and no law failed."""
-    differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
-    return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
+    return CommandResult(answer["good"], answer, _blocks(summary, verdict, answer))
 
 
 def _size_of(folder: Path) -> int:
@@ -151,7 +147,7 @@ def _size_of(folder: Path) -> int:
         return 0
 
 
-def _blocks(summary: ReplaySummary, answer: dict[str, Any]) -> Sequence[Block]:
+def _blocks(summary: ReplaySummary, verdict: Verdict, answer: dict[str, Any]) -> Sequence[Block]:
     beside = {
         "restarts": answer["restarts"],
         "your model": answer["recorded_model"] and f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}",
@@ -161,7 +157,7 @@ def _blocks(summary: ReplaySummary, answer: dict[str, Any]) -> Sequence[Block]:
     facts = Items([f"{name}: {text}" for name, text in beside.items() if text])
     return [
         Heading(f"replay {summary.replay_id}", 1),
-        replay_verdict(Judged(summary)),
+        verdict,
         *replay_results(summary),
         *replay_numbers(summary),
         facts,

@@ -90,12 +90,6 @@ class StoreCommands(PlainCommands):
 
         return resumed(self._desk, replay, dry_run=dry_run)
 
-    def configuration(self, **settings: Any) -> dict[str, Any]:
-        """Return the settings of a replay that are given here, by the environment or by a file, by the names of their options."""
-        flags = self._flags(settings)
-        asked = self._desk.asked(flags)
-        return {SETTINGS[name].option: getattr(asked.config, name) for name in {**flags, **asked.sources}}
-
     @consenting
     def check(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import grouped, human_bytes, listed, plural
-from actordbg.config.as_ran import complete, repeat_options
+from actordbg.config.as_ran import complete, is_chosen, repeat_options
 from actordbg.config.replay_config import AXES, SETTINGS, TINY, TOY_MODEL
 from actordbg.document.blocks import (
     BAD_TONE,
@@ -327,7 +327,9 @@ def findings_of(cell: MatrixCell) -> Iterator[Finding]:
 
 
 def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:
-    """Return the command to run next: on the first bad cell, on the unfinished ones, or with the fastest right configuration."""
+    """Return the command to run next: on the first bad cell, on the unfinished ones, or a check of the fastest configuration that
+    is right, on other dumps; "" if that is the usual one.
+    """
     if bad and bad[0].replay_id:
         word = "explain" if bad[0].wrong else "report"
         return f"actordbg {word} {bad[0].replay_id}"
@@ -337,7 +339,8 @@ def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell |
         return ""
     if str(fastest.config.get("model", TINY)) == TINY:
         return "actordbg check --model YOUR_MODEL"
-    return f"actordbg replay --all {' '.join(map(in_shell, repeat_options(complete(fastest.config))))}"
+    config = complete(fastest.config)
+    return f"actordbg check {' '.join(map(in_shell, repeat_options(config, 'check')))}" if is_chosen(config) else ""
 
 
 def _heat_map(record: MatrixRecord) -> list[Block]:

@@ -80,7 +80,10 @@ def attach(ctx: typer.Context, name: str = LAST) -> None:
     except StoreProblem as error:
         runs = sorted(path.name for path in stops.root().glob("*"))
         known = f"; runs with breakpoints here: {listed(runs[:8])}" if runs else ""
-        raise UsageError(f"{name} is neither a replay nor a run with breakpoints here{known}", hint=error.hint) from None
+        raise UsageError(
+            f"{name} is neither a replay nor a run with breakpoints here{known}",
+            hint=error.hint if store.exists() else "start one with `actordbg run --break` or `actordbg replay --break`",
+        ) from None
     if last_supervisor(folder) is None:
         raise UsageError(
             f"replay {folder.name} has ended", hint="run `actordbg replay --break before --break-wait 600` to wait at each input"

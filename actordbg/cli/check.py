@@ -65,10 +65,12 @@ def check(
         return require_good(seen.ok)
     check_place(junit)
     usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx), columns or [])
+    if usual.root != store_of(ctx).root:
+        output.wanted = replace(output.wanted, store=str(usual.root))
     ctx.find_root().params["store"] = str(usual.root)
     store = opened(ctx)
     answer = store.check(chosen, recorded=of_run, **settings)
-    page = output.wanted.page or store.keep_page(answer)
+    page = output.wanted.page or store.keep_page(answer.with_commands(output.on_typed_store))
     say_answer(replace(answer, data={**answer.data, "page": str(page)}), page)
     if junit is not None:
         write_file(junit, answer.to_junit())

@@ -123,6 +123,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
             if is_typed(root, "store"):
                 raise repeated("--store")
             root.params["store"] = folder
+        mine["store"] = given["ctx"].find_root().params.get("store") if has_store else None
         form, as_json, files = mine.pop("format", None), mine.pop("as_json", False), mine.pop("files", None) or ()
         if as_json and form not in (None, "json"):
             raise UsageError(f"--json conflicts with --format {form}", hint="use only one")

@@ -1,8 +1,6 @@
-"""Print a command's result: on standard output, as text or JSON; progress and notes go to standard error.
+"""Print a command's result on standard output, as text or JSON, and progress and notes on standard error.
 
-A command returns a `CommandResult`, or calls `emit(answer, render)`: with `--json` it prints the fields of its result, else
-`render(answer)` prints text. The output options are in `wanted`.
-
+A command returns a `CommandResult`, or calls `emit(answer, render)`, whose `render` prints text. `wanted` has the output options.
 All output goes through this module, which cleans foreign text (`actordbg.base.foreign_text`): a name or an error can neither move
 the cursor nor start a new line in what `say` and `note` print. Colors are added after cleaning.
 """
@@ -23,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.foreign_text import in_line, in_lines
+from actordbg.base.fault import scrub
+from actordbg.base.foreign_text import in_line, in_lines, in_shell
 from actordbg.base.option import Option
 from actordbg.base.units import human_bytes as human_bytes, plural as plural, with_handles
 
@@ -51,7 +50,7 @@ FORMS = {
 class OutputOptions:
     """The output options of this command, as typed (`options.takes_outputs`).
 
-    format: that of standard output. files: the files to write, with the format of each. opened: open the page in a browser.
+    format: that of standard output. files: those to write. opened: open the page in a browser. store: named by next commands.
     """
 
     format: Format = "text"
@@ -59,6 +58,7 @@ class OutputOptions:
     allow_empty: bool = False
     files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
     opened: bool = False
+    store: str | None = None
 
     @property
     def json(self) -> bool:
@@ -168,8 +168,16 @@ def say_lines(text: str) -> None:
 
 
 def _line(text: str) -> str:
-    """Escape a line of text, and replace dump ids by handles."""
+    """Escape a line of text, replace dump ids by handles, and name the typed store in its commands."""
+    text = _QUOTED.sub(lambda quoted: on_typed_store(quoted[0]), text)
     return in_line(with_handles(text))
+
+
+def on_typed_store(command: str) -> str:
+    """Add the typed --store to a command of ours, so that it acts on the same store when it is pasted."""
+    if wanted.store is None or "--store" in command:
+        return command
+    return command.replace("actordbg ", f"actordbg --store {in_shell(scrub(wanted.store))} ")
 
 
 def say_wrapped(text: str, rest: str = "") -> None:
@@ -210,7 +218,7 @@ def note(text: str) -> None:
 
 def say_next(command: str) -> None:
     """Note the command to run next, unless only the result is wanted."""
-    _said["next"] = command
+    _said["next"] = command = on_typed_store(command)
     if not wanted.silent:
         typer.echo(f"next: {in_line(command)}", err=True)
 
@@ -224,10 +232,7 @@ def note_some(lines: Sequence[str], most: int) -> None:
 
 
 def wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
-    """Wrap `text` to a terminal's width; a command in backticks stays on one line, so that it can be pasted.
-
-    beside: columns already used on the first line.
-    """
+    """Wrap `text` to a terminal's width, but no command in backticks. beside: columns already used on the first line."""
     if not stream.isatty():
         return text
     held = _QUOTED.sub(lambda match: match[0].replace(" ", _HELD), text)
@@ -292,9 +297,8 @@ def cell(value: Any) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`.
-
-    total: replaces the bar's total. drawn: shows or hides the bar. A no-op with `quiet`, --quiet or --json.
+    """Show a progress bar while the block runs, unless it is quiet; yields `advance(n=1, note="", total=None, drawn=None)`, whose
+    total replaces the bar's, and whose drawn shows or hides the bar.
     """
     if quiet or wanted.silent:
         yield lambda *_, **__: None
@@ -313,12 +317,12 @@ TokenizerFile = Annotated[
 
 
 def say_answer(answer: CommandResult, written: Path | None = None) -> None:
-    """Print a result in the requested format, and write the requested files. Its page opens if --open is given.
-
-    written: the page, if it has been written already; text names it. --quiet leaves only the first line of a verdict.
+    """Print a result in the requested format, and write the requested files. --quiet leaves only the first line of a verdict.
+    written: the page, if it has been written already; text names it, and --open opens it.
     """
     from actordbg.document.blocks import verdict_in
 
+    answer = answer.with_commands(on_typed_store)
     write_files(answer)
     if wanted.json:
         emit_json(answer.record, None if "looks" in answer.data else 2)  # a line, behind lines of what was found at each look

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from actordbg.base.option import Option
-from actordbg.cli import output
 from actordbg.cli.options import Given, refuse_beside
-from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
-from actordbg.cli.setting_options import selecting
 
 
 def replay(
@@ -25,7 +22,6 @@ def replay(
     resume: Annotated[str | None, Option(rank=11)] = None,
     yes: Annotated[bool, Option("-y", rank=30)] = False,
     dry_run: Annotated[bool, Option(rank=12)] = False,
-    print_config: Annotated[bool, Option(rank=30)] = False,
 ) -> object:
     """Replay recorded inputs outside the job.
 
@@ -43,27 +39,12 @@ def replay(
         resume ([REPLAY|last]): Continue a stopped replay under its own configuration.
         yes: Accept what another user wrote or what came from a URL, and let nodes listen for an editor.
         dry_run: Print the plan; start nothing.
-        print_config: Print settings and inputs as a file for --config; start nothing.
     """
     from actordbg.cli.terminal import ReplayTerminal, opened
-    from actordbg.config.sources import as_toml
 
     store = opened(ctx, terminal=ReplayTerminal(ctx, machines, stopping, yes=yes, everything=everything))
     if resume is not None:
         why = "--resume keeps the replay's own configuration"  # settings implied by a surrounding launcher do not count as typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
         return store.replay_again(resume, dry_run=dry_run)
-    if print_config:
-        tables = {"inputs": _selecting(ctx), "replay": store.configuration(**settings)}
-        emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
-        return None
     return store.replay(inputs.selection, dry_run=dry_run, **settings)
-
-
-def _selecting(ctx: typer.Context) -> dict[str, Any]:
-    """Return the options that select inputs, as a --config file has them."""
-    chosen = {}
-    for name, mine in selecting(ctx).items():
-        if (value := ctx.params[mine.name]) not in (None, False, [], (), mine.default):
-            chosen[name] = [str(path.absolute()) for path in value] if isinstance(value, list) else value
-    return chosen

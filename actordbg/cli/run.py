@@ -24,7 +24,7 @@ from actordbg.base.option import Option
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
 from actordbg.cli.options import store_of
-from actordbg.cli.output import emit_json, human_bytes, note, plural
+from actordbg.cli.output import emit_json, human_bytes, note, on_typed_store, plural, say_next
 
 if TYPE_CHECKING:
     from actordbg.cli.dump_status_work import ProcessRow
@@ -112,12 +112,14 @@ def run(
         "recovered": recovered,
     }
     lines = list(_told(answer))
+    following = f"actordbg dump ls --where \"run='{name}'\"" if total_of(rows)["calls"] else ""
     if as_json:
-        following = next((line.removeprefix("next: ") for line in lines if line.startswith("next: ")), "")
-        emit_json({"verdict": "", "sentence": lines[0], "next": following, **answer}, err=True)
+        emit_json({"verdict": "", "sentence": lines[0], "next": on_typed_store(following), **answer}, err=True)
     else:
         for line in lines:
-            note(line if line.startswith("next: ") else f"actordbg: {line}")
+            note(f"actordbg: {line}")
+        if following:
+            say_next(following)
     raise typer.Exit(code)
 
 
@@ -179,7 +181,6 @@ def _told(answer: dict[str, Any]) -> Iterator[str]:
         yield f"run {run}, {plural(len(answer['processes']), 'recording actor')}: {totals_in_words(total)}"
         if total["calls"]:
             yield f"{human_bytes(total['bytes'])} in {answer['store']}"
-            yield f"next: actordbg dump ls --where \"run='{run}'\""
     elif answer["switched_off"]:
         yield f"run {run}: actordbg saw no process call a recorded function"
         if answer["exit_code"] == 0:

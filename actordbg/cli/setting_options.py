@@ -42,7 +42,7 @@ def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
     yield option(_TRUST, bool, False, text, consent.FLAG, rank=30)
     text = "Import a module that registers a --dist-backend. Command line only."
     yield option(_PLUGIN, str | None, None, text, consent.PLUGIN, metavar="MODULE", rank=30)
-    text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
+    text = "Read settings and inputs from a TOML or YAML file (docs/reference/settings.md)."
     facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
     yield option(_CONFIG, Path | None, None, text, **facts)
     text = "Settings from an `accelerate config` file; flags win."
@@ -146,16 +146,11 @@ def _config_read(ctx: typer.Context, file: Path | None) -> ConfigFile | None:
     if file is None or ctx.resilient_parsing:
         return None
     tables = sources.read_config(file)
-    known = selecting(ctx)
+    known = {
+        name.removeprefix("--"): mine for mine in ctx.command.params for name in mine.opts if place_of(mine).heading == "Inputs"
+    }
     for key, value in tables.get("inputs", {}).items():
         if (selected := known.get(key.replace("_", "-"))) is None:
             raise UsageError(f"{file.name}: [inputs] has an unknown key {key!r}", hint=sources.near(key, known))
         ctx.default_map = {**(ctx.default_map or {}), selected.name: value}
     return ConfigFile(file.name, tables.get("replay", {}))
-
-
-def selecting(ctx: typer.Context) -> dict[str, Any]:
-    """Return the command's options that select inputs, by their names without dashes."""
-    return {
-        name.removeprefix("--"): mine for mine in ctx.command.params for name in mine.opts if place_of(mine).heading == "Inputs"
-    }

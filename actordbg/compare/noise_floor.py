@@ -312,6 +312,8 @@ def noise_page(record: NoiseRecord) -> list[Block]:
     """Build the page of `actordbg noise`: the noise floor by variation, then by measure, and what it means."""
     lines = conclusion(record)
     use = f"actordbg compare {record.replay_id} truth --noise {record.noise_id}" if record.config.get("oracle") is None else ""
+    if not any(variant.log_probs for variant in record.variants if variant.name != ROUNDING):
+        use = f"actordbg report {record.replay_id}"
     floor = (("log-prob noise floor", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
     rows = tuple(
         (variant.name, _HOW.get(variant.name, ""), *(number(getattr(variant.log_probs or Figures(0), name)) for name in _FIGURES),

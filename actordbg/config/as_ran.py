@@ -107,6 +107,11 @@ def complete(values: Known) -> Values:
     return {setting.name: values.get(setting.name, setting.default) for setting in SETTINGS.values()}
 
 
+def is_chosen(values: Known) -> bool:
+    """Check whether this is one of the configurations that a matrix tries beside the usual one."""
+    return any(values[name] not in (None, False, "sdpa") for name in ("attn", "compile", "packing"))
+
+
 def in_words(name: str, value: Any) -> str:
     """Describe a setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
     if name in SETTINGS:

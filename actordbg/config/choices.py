@@ -134,7 +134,8 @@ def installed_versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
 class Choices:
     """A configuration with nothing left open. `dtype` is one of DTYPES, `attn` one of ATTENTIONS.
 
-    through: "rows" or "trainer". adapter: what recorded the first dump, None for the trainer that needs none.
+    through: "rows" or "trainer". adapter: what recorded the first dump, None for the trainer that needs none. recorded_model:
+    that the first dump names.
     """
 
     model: str
@@ -147,6 +148,7 @@ class Choices:
     seed: int = DEFAULT_SEED
     through: str = "trainer"
     adapter: str | None = None
+    recorded_model: str | None = None
 
 
 def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> Choices:
@@ -165,6 +167,7 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
         seed=first_of(config.seed, DEFAULT_SEED),
         through=through_of(config, adapter),
         adapter=adapter,
+        recorded_model=defaults.model_name if defaults else None,
     )
 
 

@@ -215,18 +215,6 @@ def read_config(path: Path) -> dict[str, Values]:
     return _read(path, True, {"inputs": dict, "replay": dict})
 
 
-def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write a `--config` file."""
-    import json  # whose strings, numbers and lists are TOML
-
-    lines = []
-    for name, table in tables.items():
-        if table:
-            lines += ["", f"[{name}]"]
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
-    return "\n".join(lines[1:]) + "\n"
-
-
 def find_file() -> tuple[Path | None, bool]:
     """Find the settings file of commands in this folder, or None, and whether ACTORDBG_CONFIG names it."""
     named = os.environ.get("ACTORDBG_CONFIG")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from functools import cached_property, partial
@@ -49,6 +49,14 @@ class CommandResult(Mapping[str, Any]):
     def of(cls, verdict: Verdict, data: Mapping[str, Any], *blocks: Block, title: str = "") -> CommandResult:
         """Build the result of a command whose verdict decides: it is ok if that is RIGHT. title: of its page."""
         return cls(verdict.good, {**data, "good": verdict.good}, [verdict, *blocks], title=title)
+
+    def with_commands(self, spelled: Callable[[str], str]) -> CommandResult:
+        """Return the result with its next command spelled so."""
+        blocks, page = (
+            [replace(block, next=spelled(block.next)) if isinstance(block, Verdict) else block for block in some]
+            for some in (self.blocks, self.page)
+        )
+        return replace(self, blocks=blocks, page=page)
 
     @cached_property
     def record(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, listed, plural, with_handles
 from actordbg.catalog.dump_verdicts import WORST_FIRST, breaks
 from actordbg.catalog.query import OPEN
-from actordbg.config.as_ran import as_ran, repeat_options
+from actordbg.compare.same_weights import WEIGHTS
+from actordbg.config.as_ran import as_ran, is_chosen, repeat_options
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
 from actordbg.judge.replay_findings import BORDERS, CODE, FLAT, LAWS, NO_TOY, Judged, beyond
@@ -32,6 +33,7 @@ from actordbg.records.comparison_record import (
     WITHIN_NOISE,
 )
 from actordbg.records.finding import ISOLATION, RAISED, Finding, NotChecked
+from actordbg.records.run_files import met_weights
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_columns import ComparisonRun, ReplayRow
@@ -182,6 +184,9 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
         yield from (NotChecked(MODEL, text) for text in unlocated(replay.local, replay.replay_id))
     for package, name in replay.resolved.get("foreign_code", {}).items():
         yield NotChecked(CODE, f"the code of {package} ({name}), which is not transformers'")
+    named = replay.resolved.get("recorded_model")
+    if named and replay.resolved["model"] not in (TINY, named) and not met_weights(replay.resolved):
+        yield NotChecked(WEIGHTS, f"whether this is the recorded model ({named})", f"--model {in_shell(str(named))}")
     if truth is not None:
         if truth.rounding_id is None:
             yield FLAT
@@ -225,7 +230,7 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
     """Return the command to run next; "" if none helps.
 
     None leads back: lint, check, matrix, replay, report, compare, explain, reduce, repro. Only an explanation leads to a check of
-    one other setting, and that to `reduce` (`api.checks`).
+    one other setting, and that to `reduce` (`api.checks`), and a matrix to a check of what is fastest, where the walk ends.
     """
     replay, truth = judged.replay, judged.replay.truth
     values = as_ran(replay.asked, replay.resolved)
@@ -256,6 +261,8 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
         return f"actordbg check --model {in_shell(own)}"
     if _unasked_distance(judged) is not None:
         return f"actordbg compare {replay.replay_id} recorded"
+    if is_chosen(values):
+        return ""
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
 
 

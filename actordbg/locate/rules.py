@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from actordbg.records.finding import ISOLATION, Rule
-from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
+from actordbg.records.locate_record import (
+    BACK,
+    GRADIENT,
+    INTO,
+    OUT,
+    ROUNDED,
+    ModelDifference,
+    Operation,
+    PlaceResult,
+    is_backward,
+)
 
 EAGER = "replay with `--attn eager`; if that is right, the attention kernel or its mask is wrong; else look at what runs before"
 SAME_MODEL = Rule(
@@ -60,6 +70,13 @@ _OF_OPERATION = {
     "activation": "use the activation that the configuration names (hidden_act)",
 }
 """By the word of an operation that differs: what to do."""
+
+
+def of_difference(difference: ModelDifference) -> str:
+    """Return what to do about what the model is; "" for the rule's own remedy."""
+    if difference.kind != ROUNDED or not difference.name.endswith("inv_freq"):
+        return ""
+    return "keep it in fp32: `model.bfloat16()` rounds it, and ZeRO-3 makes it in the model's dtype (`--zero-stage 2` does not)"
 
 
 def of_operation(operation: Operation) -> str:

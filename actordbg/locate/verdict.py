@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import listed, plural
-from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL, of_operation, of_place
+from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL, of_difference, of_operation, of_place
 from actordbg.records.finding import Finding
 from actordbg.records.locate_record import (
     BACK,
@@ -72,7 +72,7 @@ class LocalVerdict:
     def causes(self) -> list[Finding]:
         """Return what the model is and should not be, and code that computes something else: the first explains the others."""
         found = [
-            Finding(SAME_MODEL, said, {"module": difference.name}, limit=0.0)
+            Finding(SAME_MODEL, said, {"module": difference.name}, limit=0.0, remedy=of_difference(difference))
             for difference, said in zip(self.findings, self.differences, strict=True)
         ]
         located = self.located

@@ -48,7 +48,8 @@ def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
     if that cannot be told.
     """
     known, of_engine = call.log_probs(), name == "rollout_log_probs"
-    if name not in known or (of_engine and call.fact("rollout.top_k") == 1):  # greedy: every token is then certain
+    certain = call.fact("rollout.top_k") == 1 or call.fact("rollout.min_p")  # greedy, or a token may be left alone
+    if name not in known or (of_engine and certain):
         return None
     said, by_other = known[name], known.get(other, np.zeros_like(known[name]))
     top_p = call.fact("rollout.top_p") if of_engine else None  # a token may be alone in its nucleus

@@ -183,16 +183,16 @@ def _temperature(calls: Calls, answer: Answer) -> None:
 
 
 def _sampling(call: RecordedCall, answer: Answer) -> None:
-    level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
-    if level is None or (top_p is None and top_k is None):
+    level, cuts = call.fact("loss.is_correction_level"), {name: call.fact(f"rollout.{name}") for name in _NO_CUT}
+    if level is None or all(value is None for value in cuts.values()):
         return
-    cut = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
-    cut += [f"top_k {top_k}"] if top_k is not None and top_k > 0 else []
+    cut = [f"{name} {value:g}" for name, value in cuts.items() if value is not None and value not in _NO_CUT[name]]
     words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
     corrected = level != "off" or call.fact("loss.is_corrected") is True
     answer.rows(call, np.full(1, bool(cut) and corrected), words)
 
 
+_NO_CUT = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
 _OF_LOSS = (LOSS, "log_probs")
 _ESTIMATED = (LOSS, "advantages", "advantage.estimator")
 LAWS = (
@@ -391,10 +391,10 @@ LAWS = (
         ("recorded weights of several ranks",), TRAINER, judge=_ranks, fails="ranks have different weights",
     ),
     RecordedLaw(
-        "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
-        "sample with top_p 1 and no top_k, or replay the engine's sampling mask",
+        "sampling", "importance correction is not combined with top_p, top_k or min_p", "trl#6789",
+        "sample with top_p 1 and no top_k or min_p, or replay the engine's sampling mask",
         (LOSS, "loss.is_correction_level", "rollout.top_p"), ROLLOUT, judge=_sampling, over_calls=False,
-        fails="importance correction is combined with top_p or top_k",
+        fails="importance correction is combined with top_p, top_k or min_p",
     ),
 )  # fmt: skip
 """The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

@@ -46,11 +46,14 @@ def unchecked(step: RecordedStep, *, lost: bool = False) -> str:
 
 
 def resting(step: RecordedStep) -> list[str]:
-    """Return the trained parameters that did not move where most did: without a gradient, or not given what the optimizer has."""
+    """Return the trained parameters that did not move where most did: without a gradient, or not given what the optimizer has.
+
+    Half precision rounds a step of a usual learning rate away, most of all of weights near 1: what is recorded in it is left out.
+    """
     still = dict[str, None]()
     for before, after in step.states:
-        sampled = [name for name, own in before.parameters.items() if own.sample and not own.frozen and name in after.parameters]
-        own = [name for name in sampled if before.parameters[name] == after.parameters[name]]
+        sampled = [name for name, own in before.parameters.items() if own.dtype == "float32" and own.sample and not own.frozen]
+        own = [name for name in sampled if before.parameters[name] == after.parameters.get(name)]
         still |= dict.fromkeys(own if 2 * len(own) < len(sampled) else ())
     return [*still]
 

@@ -64,8 +64,8 @@ def _sampling(trainer: Any, estimator: str | None, *, multi_turn: bool | None) -
     ends, samples = trainer.eos_token_ids, getattr(trainer.args, "generation_batch_size", None)
     return {
         "rollout.temperature": trainer.temperature, "rollout.top_p": trainer.top_p, "rollout.top_k": trainer.top_k,
-        "n_samples_per_prompt": trainer.num_generations, "multi_turn": multi_turn, "advantage.estimator": estimator,
-        "rollout.batch_size": samples and samples // trainer.num_generations,
+        "rollout.min_p": trainer.min_p, "n_samples_per_prompt": trainer.num_generations, "multi_turn": multi_turn,
+        "advantage.estimator": estimator, "rollout.batch_size": samples and samples // trainer.num_generations,
         "mask_truncated": getattr(trainer, "mask_truncated_completions", None),
         "eos_token_id": ends[0] if len(ends) == 1 else None,
         "pad_token_id": getattr(getattr(trainer, "_tokenizer", None), "pad_token_id", None),

@@ -93,7 +93,7 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
     assert "+# >>> actordbg trailer" in shown["diff"] and "\n-" not in shown["diff"].replace("\n---", "")
     patched = run("patch")
     assert patched.stdout.startswith(f"patched: {actor}\n") and "dump enable" in patched.stderr
-    assert run("patch", "--json")["next"] == "actordbg dump enable"
+    assert run("patch", "--json")["next"] == f"actordbg --store {tmp_path / 'kept'} dump enable"
     seen = run("status", "--json")
     assert (seen["state"], seen["hooked"], seen["armed"], seen["store"]) == ("patched", True, False, str(tmp_path / "kept"))
     assert "hook seen   yes" in run("status").stdout

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from casefiles import cases_of
-from commandline import invoke, tried
+from commandline import in_json, invoke, tried
 from comparecases import given, publish_golden, write_replay, write_truths
 from hostilestore import HOSTILE, forbidden
 from replaylines import write_replays
@@ -26,6 +26,7 @@ from actordbg.judge.load_replays import load
 from actordbg.judge.replay_findings import Judged
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
+from actordbg.records.locate_record import ROUNDED
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 
@@ -55,16 +56,22 @@ def checked(store, truth=True, **replayed):
 
 def test_a_comparison_with_the_truth_knows_what_the_model_is(store):
     """Outputs within rounding are WRONG if the model is not the checkpoint's; a model that nobody looked at is named."""
-    differs = IDENTITY | {"count": 1, "differences": ["model.rotary_emb.inv_freq was rounded to bf16"]}
-    for name, extra in {"r-04": {"identity": [differs], "located": LOCATED}, "r-05": {}}.items():
-        write_replay(store, name, INPUTS, result=lambda index, extra=extra: {"extra": {"temperature": 1.0} | extra})
+    rounded = {"name": "model.rotary_emb.inv_freq", "kind": ROUNDED, "said": "model.rotary_emb.inv_freq was rounded to bf16"}
+    differs = IDENTITY | {"count": 1, "differences": [rounded]}
+    changed = {"extra": {"temperature": 1.0, "identity": [differs], "located": LOCATED}}
+    write_replay(store, "r-04", INPUTS, result=lambda index: changed)
+    write_replay(store, "r-05", INPUTS)
+    write_replay(store, "r-07", INPUTS, result=lambda index: changed, change=off)
     write_replay(store, "r-06", INPUTS, truth="fp64")
     wrong, unknown = (compare(store, name, "r-06") for name in ("r-04", "r-05"))
     assert wrong.verdict == "mismatch" and "inv_freq" in wrong.reasons[0] and not wrong.left
     assert unknown.good and "actordbg locate r-05" in unknown.unjudged[0].text
     save(store, wrong)
-    (summary,) = load(store, ["r-04"]).summary().replays
-    assert replay_verdict(Judged(summary), reported=True).word == "WRONG", "the replay's own report says the same"
+    save(store, compare(store, "r-07", "r-06"))
+    for summary in load(store, ["r-04", "r-07"]).summary().replays:
+        said = replay_verdict(Judged(summary), reported=True)
+        assert said.word == "WRONG" and "ZeRO-3" in said.details[-1], "the replay's own report says the same, and what to do"
+        assert said.told.count("was rounded") == 1
 
 
 def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store, monkeypatch):
@@ -123,8 +130,10 @@ def test_rows_that_may_be_packed_ones_are_named_beside_a_right_replay(store):
 def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):
     apart = {"golden_count": 8, "golden_max_abs": 0.7, "golden_mean_abs": 0.5}
     for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
-        write_replay(store, name, INPUTS, model="/m", truth=truth, result=lambda index: apart)
+        other = {"recorded_model": "org/recorded"}
+        write_replay(store, name, INPUTS, model="/m", truth=truth, result=lambda index: apart, resolved=other)
     answer = run_check(store, load_spec(store, "r-01")).verdict(of=257)
+    assert "whether this is the recorded model (org/recorded)" in answer.left
     assert answer.word == "RIGHT" and "the recorded log-probs, 0.5 nats from these on average" in answer.left
     assert answer.next == "actordbg compare r-01 recorded"
 
@@ -242,5 +251,6 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch
     explained = invoke(store, "explain --json")
     answer = json.loads(explained.stdout)
     assert explained.exit_code == 0 and answer["verdict"] == "RIGHT" and answer["explanation"]["what"] == [], explained.output
+    assert in_json(store, "replay --resume last")["verdict"] == "RIGHT", "what a check compared is not forgotten"
     replayed = get_replay(store, "last")
     assert (replayed.command or "").startswith("actordbg check ") and len(list(store.comparisons.iterdir())) == 1

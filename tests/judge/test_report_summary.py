@@ -12,14 +12,15 @@ from casefiles import cases_of
 from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
-from actordbg.api.reports import is_good
 from actordbg.base.units import letter_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import agreement_of, ranks_in_words
 from actordbg.judge.replay_document import document
+from actordbg.judge.replay_findings import Judged
 from actordbg.judge.summary import compare, summarise
+from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.replay_record import ResultRecord, percentile, spread, weighted_mean
 from actordbg.replay.work_order import LaneBook, answer_fields, differing
 
@@ -132,7 +133,7 @@ def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked():
         config = SAME if asked else ReplayConfig(nproc=2, tp=2, backend="fsdp2")
         data = replay([given(0, 100)], [lane(0, found)])
         (summary,) = summarise([replace(data, spec=replace(data.spec, config=config))], selection="r1", now=NOW).replays
-        assert summary.ranks is not None and is_good(summary, config) is good
+        assert summary.ranks is not None and (replay_verdict(Judged(summary)).word != "WRONG") is good
 
 
 def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding():

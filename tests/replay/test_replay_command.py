@@ -177,6 +177,13 @@ def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store
     assert "(deepspeed)" in invoke(store, "--dtype fp16 --zero-stage 1 --dry-run").stdout
 
 
+@pytest.mark.parametrize("command", ["replay", "train-check"])
+def test_more_layers_than_the_model_has_are_refused_before_a_worker_starts(store, command):
+    publish(store, 1)
+    with pytest.raises(UsageError, match="--num-layers 9: the model has 2 layers"):
+        commandline.invoke(store, command, "--num-layers=9", "--dry-run")
+
+
 @pytest.fixture
 def old_cpu(tmp_path, monkeypatch):
     """The flags of a CPU without fp16, as a file that a test may change."""
@@ -216,7 +223,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     ran = []
     asked = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    monkeypatch.setattr("actordbg.api.desk.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.api.desk.require_model", lambda *what: None)
     monkeypatch.setattr("actordbg.api.desk.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"

@@ -151,7 +151,7 @@ def test_after_a_failed_replay_no_reference_runs(tmp_path, monkeypatch):
         return SimpleNamespace(results={}, resolved=None, folder=folder)
 
     monkeypatch.setattr(run_step, "run_replay", failing)
-    monkeypatch.setattr("actordbg.api.desk.find_model", str)
+    monkeypatch.setattr("actordbg.api.desk.require_model", lambda *what: None)
     answer = actordbg.open(tmp_path / "store").step(4, model=figures.config.model)
     assert answer.verdict == "FAILED" and ran == ["replay"]
 

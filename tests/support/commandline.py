@@ -37,8 +37,8 @@ def typed(line, *words, screen=io.StringIO):
 
 
 def tried(store, line, *words):
-    """`actordbg --store STORE LINE WORDS` here, the line as it is typed."""
-    return CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *map(str, words)])
+    """`actordbg LINE WORDS` on this store here, the line as it is typed."""
+    return CliRunner().invoke(app, [*line.split(), *map(str, words)], env={"ACTORDBG_STORE": str(store.root)})
 
 
 def invoke(store, line, *words):
