@@ -105,6 +105,7 @@ class Job:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="sdpa")
+        self.model.config.use_cache = False  # else transformers does not see where packed rows begin
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         prompts, answers, values, gains = _rollout(folder / "model", {})
         self.tokens = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -260,7 +261,6 @@ def _prime(job: Job, plant: Callable[[Any], None]) -> None:
     from prime_rl.trainer.models.layers.lm_head import inject_prime_lm_head
     from prime_rl.trainer.rl import loss
 
-    job.model.config.use_cache = False  # as prime-rl loads it: its packed rows would see each other in a cache
     loss.CustomLossConfig = loss.IPOLossConfig = model.PreTrainedModelPrimeRL = type("Other", (), {})
     utils.torch_clip_grad_norm_ = lambda parameters, max_norm, ep_enabled: torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     inject_prime_lm_head(job.model, chunk_size=16)
