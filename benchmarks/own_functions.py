@@ -1,4 +1,4 @@
-"""Functions of AReaL, miles, NeMo-RL, prime-rl and slime, on the CPU around a small Llama, recorded and judged.
+"""Functions of AReaL, miles, NeMo-RL, prime-rl, slime, and transformers' Trainer (`plain`), on the CPU, recorded and judged.
 
     python -m benchmarks.own_functions all STORES slime SOURCE [NAME ...]      SOURCE: a checkout of the trainer
     python -m benchmarks.own_functions train FOLDER slime SOURCE NAME          be the training process of a case
@@ -26,8 +26,8 @@ from benchmarks.own_classes import TEMPERATURE, _cool, _none, _rollout
 from benchmarks.planted_grpo import Fault
 
 OWN = {
-    "areal": ("areal", "."), "miles": ("miles", "."), "nemo-rl": ("nemo_rl", "."), "prime-rl": ("prime_rl", "src"),
-    "slime": ("slime", "."),
+    "areal": ("areal", "."), "miles": ("miles", "."), "nemo-rl": ("nemo_rl", "."), "plain": ("", "."),
+    "prime-rl": ("prime_rl", "src"), "slime": ("slime", "."),
 }  # fmt: skip
 """Of each trainer: its package, and where that is in its checkout."""
 
@@ -380,6 +380,24 @@ def _areal(job: Job, plant: Callable[[Any], None]) -> None:
         trainer.train_batch(part, loss_fn=loss, loss_weight_fn=lambda own: own["loss_mask"].count_nonzero())
 
 
+def _plain(job: Job, plant: Callable[[Any], None]) -> None:
+    """Train with transformers' own Trainer."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    plant(None)
+    ids, real = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        for rows in (job.tokens, [torch.ones_like(row) for row in job.tokens])
+    )
+    rows = zip(ids, real, ids.where(real > 0, -100), strict=True)
+    names = ("input_ids", "attention_mask", "labels")
+    settings = TrainingArguments(
+        "out", per_device_train_batch_size=4, max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    Trainer(job.model, settings, train_dataset=[dict(zip(names, row, strict=True)) for row in rows]).train()
+
+
 def _changed(name: str, change: Callable[..., Any]) -> Callable[[Any], None]:
     """Return what replaces a function of a module: `change` gets the original and its arguments."""
 
@@ -439,6 +457,10 @@ CASES: dict[str, tuple[Callable[[Job, Callable[[Any], None]], None], dict[str, F
         "temperature": _WARM,
         "divisor": _fault(_half, "its losses are divided by"),
         "kl-sign": _fault(_changed("calculate_kl", lambda original, *args, **more: -original(*args, **more)), _KL),
+    }),
+    "plain": (_plain, {
+        "healthy": Fault(_none, "", "check", ""),
+        "temperature": Fault(_cool, "trainer", "check", "recorded log-probs"),
     }),
     "prime-rl": (_prime, {
         "healthy": Fault(_none, "", "check", ""),
