@@ -208,17 +208,17 @@ def _doubled(policy: Any) -> None:
 def _cool(package: Any) -> None:
     """Score at another temperature than the configured one."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaModel
 
-    original = LlamaForCausalLM.forward
+    original = LlamaModel.forward
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **more: Any) -> Any:
         output = original(self, *args, **more)
-        output.logits = torch.mul(output.logits, TEMPERATURE)
+        output.last_hidden_state = torch.mul(output.last_hidden_state, TEMPERATURE)  # its head is linear
         return output
 
-    LlamaForCausalLM.forward = forward
+    LlamaModel.forward = forward
 
 
 def _none(_: Any) -> None:

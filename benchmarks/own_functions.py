@@ -1,11 +1,11 @@
-"""Functions of AReaL, miles, prime-rl and slime, on the CPU around a small Llama, recorded and judged, healthy or with a fault.
+"""Functions of AReaL, miles, NeMo-RL, prime-rl, slime, and transformers' Trainer (`plain`), on the CPU, recorded and judged.
 
     python -m benchmarks.own_functions all STORES slime SOURCE [NAME ...]      SOURCE: a checkout of the trainer
     python -m benchmarks.own_functions train FOLDER slime SOURCE NAME          be the training process of a case
 
 What scores, computes the loss and steps is the trainers' own. What is not installed is an empty stand-in. Replaced are a GPU and
 Megatron's schedule: micro-batches run one after another, and packed rows one by one. A step has two micro-batches of two rows.
-Tried: AReaL 4aef98d, miles 31f1ca9, prime-rl 559b447, slime 624b824.
+Tried: AReaL 4aef98d, miles 31f1ca9, NeMo-RL 7ea279a, prime-rl 559b447, slime 624b824.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.faulty_grpo import every, record
-from benchmarks.own_classes import TEMPERATURE, _none, _rollout
+from benchmarks.own_classes import TEMPERATURE, _cool, _none, _rollout
 from benchmarks.planted_grpo import Fault
 
-OWN = {"areal": ("areal", "."), "miles": ("miles", "."), "prime-rl": ("prime_rl", "src"), "slime": ("slime", ".")}
+OWN = {
+    "areal": ("areal", "."), "miles": ("miles", "."), "nemo-rl": ("nemo_rl", "."), "plain": ("", "."),
+    "prime-rl": ("prime_rl", "src"), "slime": ("slime", "."),
+}  # fmt: skip
 """Of each trainer: its package, and where that is in its checkout."""
 
 
@@ -83,17 +86,26 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Fill nothing in."""
+        """Fill in what clips NeMo-RL's gradients, which is another package's."""
+        if module.__name__ == "nemo_automodel.components.training.utils":
+            vars(module)["scale_grads_and_clip_grad_norm"] = _clipped
+
+
+def _clipped(max_grad_norm: float, model_parts: list[Any], **_: Any) -> float:
+    import torch
+
+    return float(torch.nn.utils.clip_grad_norm_(model_parts[0].parameters(), max_grad_norm))
 
 
 class Job:
-    """What the four trainers get: a model, its optimizer, and eight rows, with what an engine and the trainer know of them."""
+    """What the trainers get: a model, its optimizer, and eight rows, with what an engine and the trainer know of them."""
 
     def __init__(self, folder: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="sdpa")
+        self.model.config.use_cache = False  # else transformers does not see where packed rows begin
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         prompts, answers, values, gains = _rollout(folder / "model", {})
         self.tokens = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -237,7 +249,9 @@ def _miles(job: Job, plant: Callable[[Any], None]) -> None:
         for _ in range(2):
             micro_batch = data.get_batch(part, names, 16, "thd", get_position_ids=True)
             trainer._train_step(batch=micro_batch, step_id=step, num_microbatches=2)
+        norm = torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1.0)
         job.optimizer.step()
+        actor.log_train_step(trainer.args, {}, norm.item(), 0, step, 2, should_log=False)
 
 
 def _prime(job: Job, plant: Callable[[Any], None]) -> None:
@@ -272,6 +286,48 @@ def _prime(job: Job, plant: Callable[[Any], None]) -> None:
             rest = {"rl_weights": None, "ce_weights": None, "ref_kl_weights": None, "ce_scale": 1, "ref_kl_scale": 1}
             loss.compute_loss(new, engine, None, gains, mask, rl_loss_fn=by, rl_scale=scale, **rest)[0].backward()
         utils.clip_grad_norm_(None, job.model, 1.0, False)
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
+def _nemo(job: Job, plant: Callable[[Any], None]) -> None:
+    """Train with NeMo-RL's loop over micro-batches, its post-processor and its loss."""
+    import importlib
+
+    import torch
+
+    sys.modules["nemo_rl.models.policy"] = Nothing  # type: ignore[assignment]  # it refuses newer releases of transformers
+    from nemo_rl.algorithms.loss import loss_functions
+    from nemo_rl.models.automodel import data, train
+
+    clipping = importlib.import_module("nemo_automodel.components.training.utils")
+    train.to_local_if_dtensor = lambda logits: logits
+    plant(loss_functions)
+    sampling = SimpleNamespace(temperature=TEMPERATURE, top_k=None, top_p=1.0)
+    settings = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": "tis"}
+    settings |= {"truncated_importance_sampling_ratio": 2.0, "reference_policy_kl_penalty": 1.0}
+    loss = loss_functions.ClippedPGLossFn(loss_functions.ClippedPGLossConfig(**settings))
+    process = train.LossPostProcessor(loss, {}, None, None, None, 1, 1, sampling_params=sampling)
+    padded = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    engine, mask = padded(job.long(job.engine)), padded(job.long([torch.ones(count) for count in job.answers]))
+    rows = {
+        "input_ids": padded(job.tokens), "input_lengths": torch.tensor([len(ids) for ids in job.tokens]), "token_mask": mask,
+        "sample_mask": torch.ones(8), "advantages": padded(job.long(job.gains)), "generation_logprobs": engine,
+        "prev_logprobs": engine + 0.01 * mask, "reference_policy_logprobs": engine,
+    }  # fmt: skip
+    job.model.train()
+    for step in range(2):
+        counted = sum(job.answers[4 * step : 4 * step + 4]) * getattr(loss_functions, "times", 1)
+        batches = []
+        for start in (4 * step, 4 * step + 2):
+            part = {name: values[start : start + 2] for name, values in rows.items()}
+            ids = part["input_ids"]
+            places = torch.arange(ids.shape[1]).expand(ids.shape)
+            inputs = data.ProcessedInputs(ids, ids.shape[1], torch.ones_like(ids), places)
+            batches.append(data.ProcessedMicrobatch(part, inputs, 2, ids.shape[1]))
+        known = {"global_valid_seqs": torch.tensor(4), "global_valid_toks": torch.tensor(counted), "sampling_params": sampling}
+        train.automodel_forward_backward(job.model, iter(batches), process, **known)
+        clipping.scale_grads_and_clip_grad_norm(1.0, [job.model])
         job.optimizer.step()
         job.optimizer.zero_grad()
 
@@ -324,6 +380,24 @@ def _areal(job: Job, plant: Callable[[Any], None]) -> None:
         trainer.train_batch(part, loss_fn=loss, loss_weight_fn=lambda own: own["loss_mask"].count_nonzero())
 
 
+def _plain(job: Job, plant: Callable[[Any], None]) -> None:
+    """Train with transformers' own Trainer."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    plant(None)
+    ids, real = (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        for rows in (job.tokens, [torch.ones_like(row) for row in job.tokens])
+    )
+    rows = zip(ids, real, ids.where(real > 0, -100), strict=True)
+    names = ("input_ids", "attention_mask", "labels")
+    settings = TrainingArguments(
+        "out", per_device_train_batch_size=4, max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    Trainer(job.model, settings, train_dataset=[dict(zip(names, row, strict=True)) for row in rows]).train()
+
+
 def _changed(name: str, change: Callable[..., Any]) -> Callable[[Any], None]:
     """Return what replaces a function of a module: `change` gets the original and its arguments."""
 
@@ -359,8 +433,10 @@ def _fault(plant: Callable[[Any], None], words: str) -> Fault:
 
 
 _KL = "the KL term with the opposite sign"
+_WARM = Fault(_cool, "trainer", "check", "temperature 0.8 was not applied")
 _LISTED = {
-    "healthy": Fault(_none, "", "lint", ""),
+    "healthy": Fault(_none, "", "check", ""),
+    "temperature": _WARM,
     "doubled": _fault(_changed("get_sum_of_sample_mean", _twice), "2 times it"),
     "kl-sign": _fault(_changed("compute_approx_kl", lambda original, *args, **more: -original(*args, **more)), _KL),
     "ratio": _fault(
@@ -369,14 +445,26 @@ _LISTED = {
 }
 CASES: dict[str, tuple[Callable[[Job, Callable[[Any], None]], None], dict[str, Fault]]] = {
     "areal": (_areal, {
-        "healthy": Fault(_none, "", "lint", ""),
+        "healthy": Fault(_none, "", "check", ""),
+        "temperature": _WARM,
         "doubled": _fault(_changed("ppo_actor_loss_fn", _twice), "2 times it"),
         "no-clip": _fault(_changed("ppo_actor_loss_fn", lambda original, **more: original(
             **more | {"eps_clip": 0.0, "eps_clip_higher": 0.0})), "add up to"),
     }),
     "miles": (_miles, _LISTED),
+    "nemo-rl": (_nemo, {
+        "healthy": Fault(_none, "", "check", ""),
+        "temperature": _WARM,
+        "divisor": _fault(_half, "its losses are divided by"),
+        "kl-sign": _fault(_changed("calculate_kl", lambda original, *args, **more: -original(*args, **more)), _KL),
+    }),
+    "plain": (_plain, {
+        "healthy": Fault(_none, "", "check", ""),
+        "temperature": Fault(_cool, "trainer", "check", "recorded log-probs"),
+    }),
     "prime-rl": (_prime, {
-        "healthy": Fault(_none, "", "lint", ""),
+        "healthy": Fault(_none, "", "check", ""),
+        "temperature": _WARM,
         "divisor": _fault(_half, "its losses are divided by"),
         "no-trust": _fault(_of_config(dppo_mask_high=0.0, dppo_mask_low=0.0), "add up to"),
         "kl-sign": _fault(_of_config(kl_tau=-0.1), "add up to"),
@@ -404,7 +492,17 @@ def recorded(trainer: str, source: Path) -> Callable[[Path, str], None]:
     """Return what records a case of a trainer into a folder."""
 
     def recording(folder: Path, name: str) -> None:
-        record(folder, trainer, "benchmarks.own_functions", "train", str(folder), trainer, str(source), name)
+        record(
+            folder,
+            trainer,
+            "benchmarks.own_functions",
+            "train",
+            str(folder),
+            trainer,
+            str(source),
+            name,
+            options=["--with-outputs"],
+        )
 
     return recording
 

@@ -44,8 +44,8 @@ def _scorer(call: RecordedCall) -> str:
 
 
 def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
-    """Mark actions whose log-prob is exactly 0.0, and by another side is not, or have none of the engine (NaN), bool [B, A]; None
-    if that cannot be told.
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, or have none of the engine (a null in a file),
+    bool [B, A]; None if that cannot be told.
     """
     known, of_engine = call.log_probs(), name == "rollout_log_probs"
     certain = call.fact("rollout.top_k") == 1 or call.fact("rollout.min_p")  # greedy, or a token may be left alone
@@ -58,7 +58,7 @@ def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
     if of_engine and call.imported and alone.any():  # files do not name top_p; whatever it is, tokens above it have 0
         likely = by_other[alone].min()
         least = likely if by_other[call.active & (said < 0)].max(initial=NUCLEUS) < likely + 2 * ALONE else least
-    return ((said == 0) & (by_other < least) | of_engine & np.isnan(said)) & call.active
+    return ((said == 0) & (by_other < least) | of_engine & call.imported & np.isnan(said)) & call.active
 
 
 def _spoken(call: RecordedCall) -> Numbers:

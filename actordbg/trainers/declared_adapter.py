@@ -25,7 +25,7 @@ def _nemo_rows(call: Arguments) -> Rows:
     if inputs.cp_buffers or inputs.vlm_kwargs:
         raise Unreadable("its rows are split over ranks, or have images")
     ids, sampling, data = inputs.input_ids, around.get("sampling_params"), around["processed_mb"].data_dict
-    given: Any = {"temperature": 1.0 if sampling is None else sampling.temperature, "step": updates_of(model)}
+    given: Any = {"temperature": 1.0 if sampling is None else sampling.temperature, "step": updates_of(NemoRl)}
     if inputs.flash_attn_kwargs:
         return Rows(model, ids, offsets=inputs.flash_attn_kwargs.cu_seqlens_q, **given)
     counted = data["token_mask"][:, 1:] * data["sample_mask"][:, None] if "token_mask" in data else None
@@ -51,10 +51,6 @@ def _prime_scores(output: Any) -> Scores:
     return Scores(output.get("logprobs"), output.get("entropy"), None if output.get("logprobs") is not None else output["logits"])
 
 
-def _forwards_only(call: Arguments) -> Any:
-    return None if call["forward_only"] else call["model"]
-
-
 class NemoRl:
     name, package, tried = "nemo-rl", "nemo-rl", ()
     seams = (
@@ -63,7 +59,7 @@ class NemoRl:
         Seam(f"{_LOGITS}:forward_with_post_processing_fn", no_rows, needs=("processed_mb", "sampling_params"), around=True),
         Seam(f"{_LOSSES}:ClippedPGLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=nemo_loss),
         Seam(f"{_LOSSES}:NLLLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=nemo_loss),
-        Seam(f"{_LOGITS}:automodel_forward_backward", no_rows, needs=("model", "forward_only"), steps=_forwards_only),
+        Seam("nemo_automodel.components.training.utils:scale_grads_and_clip_grad_norm", no_rows, steps=lambda call: NemoRl),
     )  # fmt: skip
 
 

@@ -74,7 +74,8 @@ def fit(adapter: Adapter, place: str = "") -> Fit:
     installed = None
     with contextlib.suppress(PackageNotFoundError):
         installed = version(adapter.package)
-    own = [seam for seam in adapter.seams if not seam.module.startswith("transformers.")]  # it is there without the trainer
+    shared = ("transformers.", "nemo_automodel.")  # which may be there without the trainer
+    own = [seam for seam in adapter.seams if not seam.module.startswith(shared)]
     there = installed is not None or any(_file_of(seam.module) for seam in own)
     problems = [tuple(differences(seam)) for seam in adapter.seams] if there else []
     differs = tuple(why for reasons in problems for why in reasons)

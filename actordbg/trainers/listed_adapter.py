@@ -7,7 +7,6 @@ of a reference or a teacher, whose weights take the policy's place.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -21,11 +20,13 @@ _SLIME = "slime.backends.megatron_utils"
 
 
 def _areal_rows(call: Arguments) -> Rows:
-    """Read AReaL's call, whose model ran before: packed rows, in which every token counts."""
+    """Read AReaL's call, whose model ran before: packed rows, in which every token counts, and padding behind them."""
     engine, inputs = call["self"], call["inputs"]
     if engine.parallel_helper.sp_size > 1 or engine.config.is_critic or "cu_seqlens" not in inputs:
         raise Unreadable("its rows are split over ranks, or are a tree")
-    ids, offsets = inputs["input_ids"].reshape(1, -1), inputs["cu_seqlens"]
+    ids, offsets, padding = inputs["input_ids"].reshape(1, -1), inputs["cu_seqlens"], call["around"]["ctx"].pad_length
+    if padding:  # to the engine it is one more row
+        ids, offsets = ids[:, :-padding], offsets[:-1]
     return Rows(engine.model, ids, offsets=offsets, temperature=engine.config.temperature, step=updates_of(engine))
 
 
@@ -40,7 +41,7 @@ def _listed_rows(call: Arguments) -> Rows | None:
     model = around["model"][0] if owner is None else owner.model if reference is None else reference
     ids = torch.nn.utils.rnn.pad_sequence(list(call["unconcat_tokens"]), batch_first=True)
     counted = behind(call, [torch.ones(count, dtype=torch.long) for count in call["response_lengths"]])
-    step = updates_of(model if owner is None else owner.model)  # a reference has no updates of its own
+    step = updates_of(model if owner is None else Miles)  # a reference has no updates of its own
     given: Any = {"temperature": args.rollout_temperature, "step": step, "entropy": call["with_entropy"]}
     return Rows(model, ids, real_tokens(torch.tensor(call["total_lengths"]), ids), counted, **given)
 
@@ -48,19 +49,6 @@ def _listed_rows(call: Arguments) -> Rows | None:
 def _listed(output: Any) -> Scores:
     found = output[-1] if isinstance(output, tuple) else output
     return Scores(found["log_probs"], found.get("entropy"))
-
-
-_left: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""The step that a trainer of miles is in, and how many of its micro-batches are left."""
-
-
-def _after_the_last_micro_batch(call: Arguments) -> Any:
-    """Return miles' model behind the last micro-batch of a step: its optimizer's own step is in no function."""
-    owner, step = call["self"], call["step_id"]
-    known, left = _left.get(owner, (step, 0))
-    left = (left if known == step and left else call["num_microbatches"]) - 1
-    _left[owner] = step, left
-    return None if left else owner.model
 
 
 _LISTED = ("args", "unconcat_tokens", "total_lengths", "response_lengths", "with_entropy")
@@ -73,6 +61,7 @@ class AReaL:
         Seam(f"{_FSDP}._compute_logprobs_entropy", _areal_rows, lambda output: Scores(*output), ("inputs",)),
         Seam(f"{_FSDP}._compute_logprobs", _areal_rows, Scores, ("inputs",)),
         Seam(f"{_FSDP}._compute_logprobs_and_loss", no_rows, needs=("ctx",), around=True),
+        Seam(f"{_FSDP}._compute_forward_result", no_rows, needs=("ctx",), around=True),
         Seam("areal.trainer.ppo.actor:grpo_loss_fn", no_rows, needs=("logprobs", "input_data"), loss=areal_loss),
         Seam(f"{_FSDP}.optimizer_step", no_rows, steps=lambda call: call["self"]),
     )
@@ -83,9 +72,9 @@ class Miles:
     seams = (
         Seam(f"{_HUB}.logit_processors:get_log_probs_and_entropy", _listed_rows, _listed, _LISTED),
         Seam(f"{_HUB}.losses:policy_loss_function", no_rows, needs=_OF_BATCH, loss=listed_loss),
-        Seam(f"{_MILES}._train_step", no_rows, needs=("step_id", "num_microbatches"), around=True,
-             steps=_after_the_last_micro_batch),
+        Seam(f"{_MILES}._train_step", no_rows, around=True),
         Seam(f"{_MILES}._compute_log_prob", no_rows, needs=("model_tag",), around=True),
+        Seam("miles.backends.training_utils.log_utils:log_train_step", no_rows, needs=("grad_norm",), steps=lambda call: Miles),
     )  # fmt: skip
 
 

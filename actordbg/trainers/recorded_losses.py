@@ -128,12 +128,13 @@ class LossFollower:
         def function(*args: Any, **kwargs: Any) -> Any:
             output = original(*args, **kwargs)
             try:
-                if (holder := stepping(self.arguments(args, kwargs))) is None:
+                given = self.arguments(args, kwargs)
+                if (holder := stepping(given)) is None:
                     return output
                 self.inside.micro_batch = 0
                 note_update(holder)
                 if losses := sys.modules.get("actordbg.capture.loss_record"):
-                    norm = output[-1] if isinstance(output, tuple) else output
+                    norm = given.get("grad_norm", output[-1] if isinstance(output, tuple) else output)
                     norm = norm.get("grad_norm") if isinstance(norm, dict) else norm
                     losses.end_step(norm if isinstance(norm, int | float | torch.Tensor) else None)
             except BaseException as error:  # an adapter may raise anything, and the training continues

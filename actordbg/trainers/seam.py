@@ -176,7 +176,8 @@ class Seam:
     kept: the loss is neither inside of the function nor in one around it, but the next that is computed.
 
     steps: the function is the optimizer step; gets the arguments, and returns what steps, for `updates_of`, or None if it did not
-    step. The function's result is the norm of the gradient, if it is a number, or has it: as `grad_norm`, or last in a tuple.
+    step. Its argument `grad_norm` is the norm of the gradient; or its result, if it is a number, or has it: as `grad_norm`, or
+    last in a tuple.
 
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows. shards: so it does with a

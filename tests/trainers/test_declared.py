@@ -71,16 +71,9 @@ def nemo_rl(model):
         valid = {"global_valid_seqs": torch.tensor(4), "global_valid_toks": torch.tensor(10)}
         return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict, **valid), {}, processed_mb
 
-    def automodel_forward_backward(model, data_iterator, post_processing_fn, forward_only=False):
-        heat, results = SimpleNamespace(temperature=HEAT), []
-        for each in data_iterator:
-            results.append(at.forward_with_post_processing_fn(model, post_processing_fn, each, heat)[0])
-            results[-1][0].backward()
-        return results
-
     class NLLLossFn:
         def __call__(self, next_token_logprobs, data):
-            return -(next_token_logprobs * data["token_mask"][:, 1:]).sum(), {}
+            """Compute nothing."""
 
     class ClippedPGLossFn:
         disable_ppo_ratio = force_on_policy_ratio = use_on_policy_kl_approximation = use_cispo = False
@@ -99,7 +92,17 @@ def nemo_rl(model):
             penalty = (apart.exp() - 1 - apart) * (-0.1 if in_step(2) else 0.1)
             return ((terms + penalty) * mask).sum() / global_valid_toks, {}
 
-    at = module("nemo_rl.models.automodel.train", model_forward, forward_with_post_processing_fn, automodel_forward_backward)
+    def scale_grads_and_clip_grad_norm():
+        return 2.5
+
+    def train():
+        for each in batches:
+            found, *_ = at.forward_with_post_processing_fn(model, ClippedPGLossFn(), each, SimpleNamespace(temperature=HEAT))
+            found[0].backward()
+        steps.scale_grads_and_clip_grad_norm()
+
+    at = module("nemo_rl.models.automodel.train", model_forward, forward_with_post_processing_fn)
+    steps = module("nemo_automodel.components.training.utils", scale_grads_and_clip_grad_norm)
     data = {"input_ids": WIDE, "input_lengths": torch.tensor(TOTALS), "token_mask": COUNTED, "sample_mask": torch.ones(2).long()}
     old = scores_of(model) + APART
     data |= {"advantages": GAIN, "prev_logprobs": old, "generation_logprobs": old - 0.1, "reference_policy_logprobs": old + 0.2}
@@ -112,7 +115,7 @@ def nemo_rl(model):
     }
     batches = [SimpleNamespace(data_dict=data, processed_inputs=SimpleNamespace(**ones))] * 2
     losses = module("nemo_rl.algorithms.loss.loss_functions", ClippedPGLossFn, NLLLossFn)
-    return [at, losses], lambda: at.automodel_forward_backward(model, batches, ClippedPGLossFn())
+    return [at, losses, steps], train
 
 
 def prime_rl(model):
@@ -250,18 +253,22 @@ def listed(model, slime):
         model: Any
         ref_model = None
 
-        def _train_step(self, batch, step_id=0, num_microbatches=2):
+        def _train_step(self, batch):
             losses.policy_loss_function(args, batch, packed(self.model), None)[0].backward()
 
-        def _compute_log_prob(self, model_tag, data_iterator, num_microbatches, store_prefix=""):
+        def _compute_log_prob(self, model_tag):
             """Score nothing."""
 
-    def forward_only(f, args, model, data_iterator=None, store_prefix=""):
+    def log_train_step(grad_norm, *_):
+        """Log nothing."""
+
+    def forward_only(f, args, model, store_prefix=""):
         f(packed(model[0]), args=args, **rows)
 
     def train_one_step(args, model):
         for _ in range(2):
             losses.policy_loss_function(args, batch | rows, packed(model[0]), None)[0].backward()
+        return {}, 2.5
 
     FSDPTrainRayActor.model = model
     if slime:
@@ -275,8 +282,15 @@ def listed(model, slime):
         return [at, steps], train
     hub = "miles.backends.training_utils.loss_hub"
     at, losses = module(f"{hub}.logit_processors", get_log_probs_and_entropy), module(f"{hub}.losses", policy_loss_function)
-    steps, actor = module("miles.backends.fsdp_utils.actor", FSDPTrainRayActor), FSDPTrainRayActor()
-    return [at, losses, steps], lambda: [actor._train_step(batch | rows) for _ in range(2)]
+    actors, actor = module("miles.backends.fsdp_utils.actor", FSDPTrainRayActor), FSDPTrainRayActor()
+    logs = module("miles.backends.training_utils.log_utils", log_train_step)
+
+    def train_core():
+        for _ in range(2):
+            actor._train_step(batch | rows)
+        logs.log_train_step(2.5)
+
+    return [at, losses, actors, logs], train_core
 
 
 FAULTS = {
@@ -311,14 +325,15 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
     assert len(forwards) == len(losses) == 6 and {call.forward_id for call in losses} == {f.record.dump_id for f in forwards}
     for dump in forwards:
         assert dump.record.replayable and dump.record.temperature == pytest.approx(HEAT), dump.record.extra
-        assert [row[row != 0].tolist() for row in dump.inputs["sequences"][:2]] == [row.tolist() for row in ROWS]
+        assert [row[row != 0].tolist() for row in dump.inputs["sequences"]] == [row.tolist() for row in ROWS]
         (found,) = (of for of_name, of in dump.outputs.items() if "log_probs" in of_name)
         shape = dump.inputs["sequences"].shape
         if shape not in truths:  # the rows are the same, and no step changes the model
             truths[shape] = truth_of(tmp_path / "model", dump)
         truth = truths[shape]
-        mask = dump.inputs.get("action_mask", dump.inputs["attention_mask"][:, 1:])[:2] != 0
-        assert (found[:2] - truth[:2])[mask].abs().max() < 2e-5 and mask.sum() in (5, 8)
+        mask = dump.inputs.get("action_mask", dump.inputs["attention_mask"][:, 1:]) != 0
+        assert (found - truth)[mask].abs().max() < 2e-5 and mask.sum() in (5, 8)
+    assert [call.fact("grad_norm") for call in losses] == [None, 2.5] * 3
     for call in losses:
         named, active = call.log_probs(), call.active
         assert active is not None and call.actions is not None and call.actions[active].tolist() == [2, 7, 3, 4, 1]
