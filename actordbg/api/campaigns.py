@@ -1,7 +1,5 @@
 """`matrix` and `train-check`: create or resume a campaign, run what is left of it, and answer with what came of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Who asks for work: told of its progress, asked for approval. A program by default; the command line has one for a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`compare`: how far a replay is from another, from the truth or from recorded outputs; a missing truth is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial

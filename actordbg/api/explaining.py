@@ -1,7 +1,5 @@
 """`explain` and `locate`: why a replay is wrong, and in which module; what the store lacks for it is computed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

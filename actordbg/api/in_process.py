@@ -5,8 +5,6 @@
 A truth is loaded and computed here as well. The worker's loop (`actordbg.replay.worker`) is not used: it takes over a process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

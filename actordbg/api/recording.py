@@ -3,8 +3,6 @@
 A training job is recorded by `actordbg.capture` instead, which never waits for a disk.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -1,7 +1,5 @@
 """`replay`: plan a replay or continue one, run it, answer with its results; `noise`; the actor built alone, and one forward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby

@@ -4,8 +4,6 @@ A store is used itself. Dump files and packs are selected as files. Everything e
 by `lint` judged as they are read, so that its findings name files and their rows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The replay of a recorded optimizer step, and its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -9,8 +9,6 @@ The call runs first, once, with its own arguments. Unlike recording a job (`acto
 thread, and its exceptions reach the caller: this is for tests and notebooks, whose purpose it is.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

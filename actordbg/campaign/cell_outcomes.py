@@ -5,8 +5,6 @@ reuses a loaded Actor says so in its `ready` event (`load_shared_with`). So load
 crashes and in a resumed matrix.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter

@@ -14,8 +14,6 @@ last checkpoint, and `cell.steps` has the figures up to it. Each attempt has sep
 done is never mixed into the next.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -3,8 +3,6 @@
 A run is named by what is in it, `sft-<digest>`: the same samples of the same tokenizer are written once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

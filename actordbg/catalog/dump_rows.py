@@ -12,8 +12,6 @@ Example::
     columns = read_columns("/shared/store/dumps/ppo/rank0000/", names, "ppo", 0)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

@@ -21,8 +21,6 @@ A private catalog is built from the files like any other. Its folders are 0700. 
 were not used for a month.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """The indexer's writes, one transaction at a time: plain SQL on an sqlite3 connection, with the columns of `tables`."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence

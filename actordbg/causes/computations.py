@@ -3,8 +3,6 @@
 Functions get torch's tensors and models, and call their methods only: the desk, which reads names and sentences, needs no torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Log-probs under each cause of the bank, computed beside the truth in its worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

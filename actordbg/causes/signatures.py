@@ -8,8 +8,6 @@ size: `fit` scales them to a real one. Each costs one forward of the truth, as d
 cost none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -12,8 +12,6 @@ If the store is behind a URL, the ranks write to a local folder of this node, an
 what is new there (`node_store.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.util

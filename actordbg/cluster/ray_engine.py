@@ -9,8 +9,6 @@ with the command, and the ranks write to the store, which all nodes mount, or th
 continues from the store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -26,8 +26,6 @@ Example:
     record.floor["max_abs"]            # 3.1e-06
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

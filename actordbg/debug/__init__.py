@@ -11,8 +11,6 @@ A stop gets a frame and returns a word: continue, end this input, or detach. Sta
 `actordbg run --break` sets it. Nothing is imported before a breakpoint is reached.
 """
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 

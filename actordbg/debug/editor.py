@@ -8,8 +8,6 @@ the port is on 127.0.0.1, and only processes of this user may connect. On a clus
 connect, so the command asks for confirmation first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

@@ -14,8 +14,6 @@ supervisor can continue: `descriptors` returns what to wait for, `step` passes o
 command in the rank; a second Ctrl-C, with nothing typed between, interrupts actordbg itself. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

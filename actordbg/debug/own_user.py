@@ -7,8 +7,6 @@ The kernel's connection table has the owner of each end on this machine. The Pyt
 its start (`editor.py`). Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

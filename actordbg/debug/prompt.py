@@ -11,8 +11,6 @@ breakpoints are refused there, and `layer` continues to the next layer on all ra
 library only.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import pdb

@@ -14,8 +14,6 @@ Example::
     exit_code(checks)        # 0, or 4 when something is bad
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ a module that hangs or kills the process. A module that takes longer than SECOND
 error. torch and the trainer's CPU support come first, as in a replay worker. Nothing is written, not even a .pyc.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

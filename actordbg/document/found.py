@@ -3,8 +3,6 @@
 answer = answer_of(findings, verdict_of(findings, "run ppo: 3 conversations"), title="turns of run ppo")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ Example::
     Path("report.html").write_text(as_html(document(summary)))
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -8,8 +8,6 @@ block's strings reach the output only through `in_lines`, `in_line`, or that mod
 as handles.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence

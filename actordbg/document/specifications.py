@@ -5,8 +5,6 @@ are linear, log or symlog, or bands of names in the order of the values. Specifi
 are already values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Trees come from the decoding process (`pickle_tree`); here its places are looked up in the file, and checked against it.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

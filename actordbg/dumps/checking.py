@@ -8,8 +8,6 @@ on are links to the store's, and a second catalog is built there from scratch. B
 fix a difference. `verify` has the checks of dumps and packs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -10,8 +10,6 @@ Example::
     create_dumps(store, count=4, batch_size=2, seq_len=512, ranks=2, seed=7)      # 8 dumps
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Mapping

@@ -19,8 +19,6 @@ It starts in isolated mode without site packages, so it has neither torch nor nu
 `actordbg.dumps.child_pool`, which adds the wall-clock limit. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

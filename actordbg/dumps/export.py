@@ -7,8 +7,6 @@ Example::
     safetensors.torch.load_file(path)["sequences"]
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

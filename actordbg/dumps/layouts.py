@@ -6,8 +6,6 @@ A layout is data, and a function only where a writer did something that a name c
 from the table; CONTRIBUTING.md has the recipe for another one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ needs any of these, the dump says so and is not replayable.
     record, tensors = redaction.of(*load_plain(path))
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -8,8 +8,6 @@ Example::
     done, failed = repair(store, check(store))
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ A dump has rows of one step and rank, and one set of parts. A row with values th
 with those values as they are: the law `lengths` names them. Ids are made of the file's SHA-256: a second import adds nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone

@@ -5,8 +5,6 @@ the record: same tensors, same stored dtypes and shapes, offsets that cover the 
 Threads are enough, since reading, hashing and decompressing release the GIL.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Pure. Each function returns a Chart, or None if there is nothing to show. Warm-u
 `records/replay_record.py` defines them. If a chart cannot hold all inputs, failed inputs are kept and the rest are thinned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise

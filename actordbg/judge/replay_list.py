@@ -3,8 +3,6 @@
 The verdicts come from the catalog alone, so a thousand replays take no longer than ten.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 

@@ -14,8 +14,6 @@ Example::
     summary.forward.median       # seconds
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ twice what rounding moves the hundredth that it moves most. What is known of a t
 answer, behind another row of the pack, behind an image; its row, position, S, rank, step and dump.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ What a model is given is looked at, in the call that the Actor makes: a fault be
 what it did to pixels, grids, types or positions. What the model then makes of them, the truth and the other laws judge.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The laws of an input, checked in a worker after it has run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from actordbg.laws.law_run import LawRun

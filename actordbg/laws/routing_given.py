@@ -6,8 +6,6 @@ prove nothing: weights may have moved on. But if they fit far better one token o
 names, they were recorded or passed on wrongly. Chance is the overlap k / E of k experts drawn of E.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

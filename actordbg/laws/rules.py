@@ -3,8 +3,6 @@
 `actordbg.laws.judging` explains each.
 """
 
-from __future__ import annotations
-
 from actordbg.records.finding import ISOLATION, Finding, Rule
 from actordbg.records.replay_record import LawAnswer, in_words
 

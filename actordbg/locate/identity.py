@@ -19,8 +19,6 @@ A module of another class has other attributes; it is named as unchecked. The re
 `identities_of` returns, so it raises no peak that a replay measures.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace

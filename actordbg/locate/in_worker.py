@@ -1,7 +1,5 @@
 """What the loaded model is, and each of its places, judged in a worker."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -7,8 +7,6 @@ The layer's attention may be computed by a kernel that torch's functions do not 
 after it is compared, and the kernel is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -20,8 +20,6 @@ much worse than eager attention it is wrong itself (`hold_against_eager`). A ker
 clean model's.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Turn a step-by-step comparison of trainings into a document and charts, for `compare-logs` and `train-check`. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

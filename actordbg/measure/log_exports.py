@@ -17,8 +17,6 @@ Not-a-number is spelled `NaN`, `nan`, `"NaN"` or `null`. A null is a NaN unless 
 value of that metric: such a row is of another kind (an evaluation in a table of trainings), and lacks it.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

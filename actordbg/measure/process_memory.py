@@ -9,8 +9,6 @@ match, and the value is unknown. The memory that torch's allocator reserves is k
 Ray sends this module by value to other nodes, where actordbg may not be installed: so it imports nothing from actordbg.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

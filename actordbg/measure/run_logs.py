@@ -1,7 +1,5 @@
 """The logs of a run, found by content among its files, and what their curves say: `answer(logs_below([Path("run")]))`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

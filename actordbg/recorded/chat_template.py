@@ -11,8 +11,6 @@ answer. Recorded conversations (`run --turns`) are text as it was sampled: there
 prefix of those up to the next. A template runs in transformers' sandbox; code of a model is not run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

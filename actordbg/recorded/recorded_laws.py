@@ -6,8 +6,6 @@ Tokens outside of the action mask are never compared: they have placeholders. `L
 and a row. `docs/reference/recorded-fields.md` says for each recorded field which law reads it.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -182,15 +180,17 @@ def _temperature(calls: Calls, answer: Answer) -> None:
             answer.rows(call, others != ours, f"scored at temperature {ours:g}, elsewhere at another one", others - ours)
 
 
+_UNCHANGED = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "repetition_penalty": (None, 1)}
+"""Settings with which an engine's log-probs are those of its logits; others change logits before it normalizes."""
+
+
 def _sampling(call: RecordedCall, answer: Answer) -> None:
-    level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
-    if level is None or (top_p is None and top_k is None):
+    level, asked = call.fact("loss.is_correction_level"), {name: call.fact(f"rollout.{name}") for name in _UNCHANGED}
+    if level is None or not {*asked.values()} - {None}:
         return
-    cut = [f"top_p {top_p:g}"] if top_p is not None and top_p < 1 else []
-    cut += [f"top_k {top_k}"] if top_k is not None and top_k > 0 else []
-    words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
-    corrected = level != "off" or call.fact("loss.is_corrected") is True
-    answer.rows(call, np.full(1, bool(cut) and corrected), words)
+    others = [f"{name} {value:g}" for name, value in asked.items() if value not in _UNCHANGED[name]]
+    words = f"importance correction is on, and sampling was changed by {' and '.join(others)}"
+    answer.rows(call, np.full(1, (level != "off" or call.fact("loss.is_corrected") is True) and bool(others)), words)
 
 
 _OF_LOSS = (LOSS, "log_probs")
@@ -383,7 +383,7 @@ LAWS = (
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
         "divide the rows so that each rank has as many micro-batches as the others", ("every call of several ranks",), TRAINER,
-        judge=step_laws.equal_calls, fails="ranks run different numbers of micro-batches in a step",
+        judge=loss_laws.equal_calls, fails="ranks run different numbers of micro-batches in a step",
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
@@ -391,10 +391,10 @@ LAWS = (
         ("recorded weights of several ranks",), TRAINER, judge=_ranks, fails="ranks have different weights",
     ),
     RecordedLaw(
-        "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
-        "sample with top_p 1 and no top_k, or replay the engine's sampling mask",
+        "sampling", "importance correction is not combined with top_p, top_k, min_p or a penalty", "trl#6789",
+        "sample without them, or replay the engine's sampling mask",
         (LOSS, "loss.is_correction_level", "rollout.top_p"), ROLLOUT, judge=_sampling, over_calls=False,
-        fails="importance correction is combined with top_p or top_k",
+        fails="importance correction is combined with changed sampling",
     ),
 )  # fmt: skip
 """The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

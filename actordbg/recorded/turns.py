@@ -4,8 +4,6 @@ Three comparisons, in this order: what a turn was given against all turns before
 turns; and recorded calls of the run against what was handed over.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

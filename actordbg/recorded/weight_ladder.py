@@ -5,8 +5,6 @@ parameter may not move in a step, since bf16 rounds small steps away: an engine 
 Parameters of other steps come from the hashes at recorded calls, which tell how far the trainer went after the last transfer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ dies or hangs. As a program it judges that: it exits with 1 while the fault is t
 anything else. It is laid out as ruff formats it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

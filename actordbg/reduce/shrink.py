@@ -9,8 +9,6 @@ from the end, the beginning and the middle; layers; the sizes and then the keys 
 debugging is Zeller and Hildebrandt's ddmin (doi:10.1109/32.988498).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left

@@ -7,8 +7,6 @@ the clock starts), `ranks`, `timeout_s`. The answer is an `Ending`. A crash or a
 with the host. What they print is dropped.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -13,8 +13,6 @@ At most one result waits: `settle` comes before the next one is written.
 Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait

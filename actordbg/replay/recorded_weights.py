@@ -4,8 +4,6 @@ What was recorded covers a whole parameter, or a run of its elements; the same p
 narrower of both dtypes. A hash cannot be rounded: in a narrower replay, the sample alone is compared.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence

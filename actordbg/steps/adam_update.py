@@ -11,8 +11,6 @@ With m, v, p before, m', v', p' after a step of learning rate lr at bias correct
 Each holds for every element to fp32 rounding. Whether g is the step's gradient is what its norm says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Is a recorded norm that of the whole step's gradient? If not, which known fault gives it?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """What must hold of a recorded step, and what to do where it does not."""
 
-from __future__ import annotations
-
 from actordbg.document.blocks import TRAINER
 from actordbg.records.finding import Finding, Rule
 

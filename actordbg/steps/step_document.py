@@ -1,7 +1,5 @@
 """A replayed step as a document and as data: the verdict, its figures, and each micro-batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The two sides of a step on loaded models: the trainer's own loss under a configuration, and the formula in fp32."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ weights (`compare.same_weights`). With those, log-probs that are not the recorde
 they and the norm are not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The chosen filters (facets) become a `--where`, shown with the command to type, so that a selection can be replayed in a terminal.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Sequence

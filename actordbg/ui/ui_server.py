@@ -11,8 +11,6 @@ catalog, which is a cache.
 bottle is a single pure-Python file without dependencies, and its server is the standard library's: nothing else to install.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import tempfile
