@@ -9,8 +9,6 @@ A replay's `resolved` has the choice as `through`. An adapter is looked up by it
 those that installed packages announce: nothing that a store names is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace

@@ -24,8 +24,6 @@ other shapes mean other kernels, other blocks and another order of summation: ho
     log_probs = undo(outcome.log_probs)                 # [B, A], as of the captured call
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace

@@ -13,8 +13,6 @@ scored again in other ways, which must not matter; the tensors `engine/<way>` ha
 Servers score raw logits, so the temperature is 1. The truth is that of `--model`, which has to be the checkpoint that is served.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

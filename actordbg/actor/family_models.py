@@ -10,8 +10,6 @@ remaining difference comes from the code.
     python -m benchmarks.families qwen3     # runs one; `make families` runs all
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

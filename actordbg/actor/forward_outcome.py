@@ -24,8 +24,6 @@ Example:
     {'lm_head.weight': {'numel': 6, 'norm': 2.449489742783178}}
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

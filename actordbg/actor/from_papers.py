@@ -26,8 +26,6 @@ Example:
     check.differs                               # "transformers' own LlamaRMSNorm is wrong: model.norm is 1.05 times what ..."
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

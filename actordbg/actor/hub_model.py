@@ -16,8 +16,6 @@ Example::
     config = find_model("meta-llama/Llama-3.1-8B")           # its config.json, or EnvironmentProblem with the reason
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -11,8 +11,6 @@ Weights are not code: transformers reads safetensors, and pickles with `weights_
 (`actordbg.replay.launch`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -3,8 +3,6 @@
 No torch: the desk lists such functions, and calls none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

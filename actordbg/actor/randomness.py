@@ -17,8 +17,6 @@ The state after the call is read before a backward: there, gradient checkpointin
 state that it saved, and restores the RNG state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

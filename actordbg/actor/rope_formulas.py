@@ -4,8 +4,6 @@ rope = rope_of(model.config, 0)                                       # {"rope_t
 frequencies, factor = frequencies_of(rope, 64, values, longest=8192)  # [32], 1.0
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -13,8 +13,6 @@ Recorded experts are `context.routed_experts`, [B, S, L, K] integers. L counts t
 whose ids are negative or repeat has none, as the last of a row and padding, and is routed freely.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

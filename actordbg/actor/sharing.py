@@ -14,8 +14,6 @@ Everything else is what was loaded: the model, its layers, its dtype, the backen
 this module does not know counts as such, so a new one is never shared by mistake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import asdict
 

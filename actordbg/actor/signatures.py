@@ -16,8 +16,6 @@ Example:
     '--packing: padding is not computed'
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

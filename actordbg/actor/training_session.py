@@ -4,8 +4,6 @@ The loss is that of a replay: the mean of -log_prob over the call's mask (`Actor
 unless the record says otherwise. After a failure the weights are undefined, so training cannot continue.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

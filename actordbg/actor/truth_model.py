@@ -19,8 +19,6 @@ Example:
     narrowed.counts                                                                # {}
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

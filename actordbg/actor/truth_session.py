@@ -20,8 +20,6 @@ alone (`actordbg noise`).
 A worker runs a `TruthSession` as it runs an `ActorSession`.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import math

@@ -1,7 +1,5 @@
 """`check` and `lint`: the answer of a check as text, page, JUnit XML and annotations; the laws of recorded data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -11,8 +11,6 @@ of single calls judge a row when it comes. Those of steps judge a step when its 
 at one step, or when nothing more comes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import time

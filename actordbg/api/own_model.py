@@ -9,8 +9,6 @@ dtype. So a fault of the model in memory (an attribute, a replaced function, a k
 its gradients, the random generators and torch's switches are as before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence

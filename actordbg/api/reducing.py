@@ -1,7 +1,5 @@
 """Reduce a replay or a comparison, hand the case over as a script or as a bundle, and say so."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

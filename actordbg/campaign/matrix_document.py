@@ -6,8 +6,6 @@ compared (finished, then interrupted before the comparison); failed; unavailable
 baseline.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

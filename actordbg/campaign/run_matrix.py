@@ -12,8 +12,6 @@ the record from the file): finished cells stay, and a half-finished cell resumes
 after `--resume`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence

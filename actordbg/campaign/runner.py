@@ -12,8 +12,6 @@ sequence, so each Actor is loaded once per group and key. A trial's events go th
 touches the terminal and the catalog. A Ctrl-C there, or an error in a trial, stops all other trials at their next tick.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

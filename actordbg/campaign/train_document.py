@@ -12,8 +12,6 @@ in the same dtype with its sums reordered.
 The figure that diverges first suggests the cause: `looks_like`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

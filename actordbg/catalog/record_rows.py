@@ -6,8 +6,6 @@ A replay's `spec.json` makes a row of `replay`, lines of its journals make rows 
 journals only grow, reading continues where the last refresh stopped, whole lines only; else all of the replay is read again.
 The result of a dump that finished last counts, whatever the order of reading."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -9,8 +9,6 @@ Example::
     # ["role = 'policy' selects none of 257: role is actor (200), reference (57)"]
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

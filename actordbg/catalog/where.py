@@ -33,8 +33,6 @@ Example::
         box.rows(f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}", condition.params)
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sqlite3

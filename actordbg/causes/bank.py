@@ -9,8 +9,6 @@ truth's log-probs are computed at each of the sizes to try, in one of two ways:
 A continuous cause is fitted between the tried sizes too; others are tried at each size alone. `computations` has the functions.
 """
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import Callable

@@ -23,8 +23,6 @@ named together: the data cannot tell them apart.
 once, and another row is searched for each row alone, so a shift is tried first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Gather log-probs of many dumps into one `TokenSample`: the tokens that the masks select, row after row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

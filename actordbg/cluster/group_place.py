@@ -10,8 +10,6 @@ the processes that held the most memory. So we blame the rank that the kernel's 
 (`Starved`): it gets the event `gone` in its journal, as its host would have written it, and is judged as on one machine.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -19,8 +19,6 @@ leaves nothing behind.
     side.take(number, news)                    # journals, logs and kept files lie in the command's mirror then
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

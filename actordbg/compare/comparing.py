@@ -14,8 +14,6 @@ Example::
     save(store, record)
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections import defaultdict

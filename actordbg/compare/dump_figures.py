@@ -23,8 +23,6 @@ key biases), and only rounding is left.
 Uses numpy only: importing torch takes longer than a comparison, and a plain installation has no torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,8 +14,6 @@ Example:
     compare(store, replay_id, truth)
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

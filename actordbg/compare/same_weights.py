@@ -6,8 +6,6 @@ in bf16 0 to 2.7e-4 nats where rounding is 1e-2, and weights of the neighboring 
 rounding is 1e-6, another order of sums is as far as rounding, and another step's weights are further.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -22,8 +22,6 @@ Example::
     applied.limits["max_abs"], applied.source
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ worker's journal informs the supervisor, whose clock stops meanwhile:
     line    a line of --verbose for the user's terminal
 """
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import linecache

@@ -13,8 +13,6 @@ terminal do not end a training: they mean `detach` and `continue`. Processes of 
 named after the run, which only this user can enter. Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import pdb
 import re

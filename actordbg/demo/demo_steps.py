@@ -11,8 +11,6 @@ Nothing is simulated, and everything goes through the command line, except the t
 The first step that fails ends the demo with its reason.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

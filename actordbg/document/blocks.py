@@ -7,8 +7,6 @@ Text and Markdown begin with the Verdict and end with its next command, wherever
 which are for pages (`page`), because the blocks beside them have the same content. JSON has all of them as data: `as_data`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

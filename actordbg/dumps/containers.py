@@ -14,8 +14,6 @@ Sizes that a file claims are checked before memory is taken for them. Any other 
 it holds: `OTHERS` is the table.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

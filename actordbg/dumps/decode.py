@@ -14,8 +14,6 @@ The timestamp is the local time of a machine whose time zone nobody wrote down. 
 distances are right and importing twice, anywhere, gives the same result.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime

@@ -5,8 +5,6 @@ row: the last value is that of the last token, whether a list covers all tokens,
 rule places all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -8,8 +8,6 @@ Example::
     StoreFault(store.root / "dumps/ppo-1/rank0000/x.safetensors.zst", "damaged-dump", "damaged payload: ...")
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path

@@ -12,8 +12,6 @@ Example::
     print(summary.figures.content / summary.figures.stored)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import defaultdict

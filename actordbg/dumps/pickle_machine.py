@@ -25,8 +25,6 @@ Example::
 Standard library only: it runs in a child process that has nothing else (see `actordbg.dumps.decode_child`).
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -26,8 +26,6 @@ Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf"
 decoding process.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import struct

@@ -14,8 +14,6 @@ Dumps are published first, then the counters, and the ring is removed last: reco
 same. A live process's ring is only read on request (a hang): then nothing is settled, and the ring stays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ Figures first, then words; every text begins with what was broken or not checked
 * **With the laws** (`extra["laws"]` of a result): changes to an input that must not change its results.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

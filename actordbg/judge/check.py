@@ -8,8 +8,6 @@ The replay is an ordinary one, so `report`, `compare` and `replay --resume` work
 computes the replay and then the truth, which saves a start; under other backends the truth gets a separate process.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,6 @@ results where they are right. `actordbg.causes.fit` then fits what was recorded.
     explained.sentence     # "temperature 0.7 was not applied (0.518 -> 0.014 nats, noise 0.01)"
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

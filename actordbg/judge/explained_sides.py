@@ -14,8 +14,6 @@ that the rollout was configured with, where it was recorded.
 A server (`--backend endpoint`) is a side too, once for each way in which it scored (`explain_engine`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ generator in `_BESIDE` says where else it shows, since when, and what was ruled 
 runs what is missing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What is wrong with a replay, from everything that judged it, as findings, the deciding finding first. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

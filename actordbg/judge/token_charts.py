@@ -5,8 +5,6 @@ padding, or response; a response is colored by the difference between A and B. I
 shows the worst, and the tooltip says where.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ A hook cuts the embeddings' output out of the graph, and `torch.autograd.grad` s
 engine's hook reduces any.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

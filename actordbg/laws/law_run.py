@@ -8,8 +8,6 @@ An error in a forward ends the checks: its law has failed, which forbids a green
 If ranks compute together, this process is then out of step with its peers (`LawRun.out_of_step`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ first = difference(suspect, clean, torch.bfloat16)     # None if the lists compu
 named(first, "model.layers.1", window=None)            # Operation("model.layers.1.self_attn", "softmax scale", "0.182 ...")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher

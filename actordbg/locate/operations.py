@@ -21,8 +21,6 @@ Example:
     difference(suspect, clean)                           # of `operation_names`
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

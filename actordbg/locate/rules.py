@@ -1,7 +1,5 @@
 """What must hold of a replay's model and of its modules, and what to do where it does not."""
 
-from __future__ import annotations
-
 from actordbg.records.finding import ISOLATION, Rule
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
 

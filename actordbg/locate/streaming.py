@@ -10,8 +10,6 @@ those of a whole model, so hooks, ties and gradients work as they do there: a pa
 single element, expanded to its shape. Tensors are converted by transformers' own loader, which merges experts and renames them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import defaultdict

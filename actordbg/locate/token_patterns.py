@@ -20,8 +20,6 @@ Example:
     pattern_of(array([0, 0, 1, 1] * 20, bool), {"row": array([0, 1, 2, 3] * 20)}).words     # "rows >= 2"
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

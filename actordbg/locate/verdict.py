@@ -8,8 +8,6 @@ A difference in what the model *is* is the cause, and is named first; a place sa
 difference, no parameter and no attribute shows its cause: code, a kernel, a mask.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -17,8 +17,6 @@ estimated from the differences of neighboring steps: sigma = 1.4826 x median |x[
 outliers hardly inflate. The difference of two medians of m values each has the standard error 1.2533 x sigma x sqrt(2 / m).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Limits are those at which people of the field look at a run; each finding has fi
 there, or too short, is not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby

@@ -8,8 +8,6 @@ half of the values can be outliers without moving, and by `align_logs.trend`: be
 steps show.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

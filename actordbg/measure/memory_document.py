@@ -11,8 +11,6 @@
 Processes are paired by rank and name; if none match, in order of appearance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ reserves no CPU, and carries the code of `process_memory` with it, so actordbg n
 as well, but Ray starts a process for each when no CPU is free, which takes seconds.)
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter

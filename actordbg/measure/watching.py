@@ -13,8 +13,6 @@ skipped when the file is read.
 Growth is decided by a robust line through the samples (Theil and Sen): per step if steps are known, else per second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

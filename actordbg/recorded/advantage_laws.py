@@ -30,7 +30,7 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import number
 from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LAST, LEAST, LOW, MOST, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import has_rollout, steps
+from actordbg.recorded.step_laws import has_rollout, of_critics, steps
 
 OFF = 1e-3
 """Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
@@ -372,6 +372,7 @@ def _from_line(step: EstimatedStep) -> Numbers | None:
 
 def from_returns(calls: Calls, answer: Answer) -> None:
     """Hold advantages to the returns, less the values, that they were made of: a line for all tokens of a step."""
+    of_critics(calls, answer)
     for step in estimated(calls, answer):
         away = _from_line(step)
         if away is None or (step.of.whitened and (not step.of_one_rollout or _whitened_apart(step))):

@@ -21,8 +21,6 @@ differentiates the same formula. No trainer's code is used.
 | other trainers' penalties | + c KL, in TRL times r by default, - c' entropy | TRL 1.16 `_compute_loss`, verl 0.9.1 `ppo_loss` |
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -241,6 +241,21 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
+def of_critics(calls: Calls, answer: Answer) -> None:
+    """Hold the returns and values that a critic learns from to those of its rows in the losses of the policy."""
+    rows = [(call, key, own) for call in calls for key, own in call.learned.items()]
+    known = {(call.record.run, key, own) for call, key, own in rows if call.record.role == "policy loss"}
+    of_policy = {(run, key) for run, key, _ in known}
+    for call, key, own in rows:
+        run, step = call.record.run, call.record.step
+        if call.record.role != "critic loss" or (run, key) not in of_policy:
+            continue
+        answer.looked_at += 1
+        if (run, key, own) not in known:
+            said = f"step {step}: the critic's returns and values are not those of its row in the losses of the policy"
+            return answer.violated(call, said, call.row_keys.index(key))
+
+
 def groups(calls: Calls, answer: Answer) -> None:
     """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
     scored = Counter((run, step) for run, step, _ in scored_rows(calls).elements())
@@ -320,11 +335,12 @@ def duplicates(calls: Calls, answer: Answer) -> None:
         for key, value in zip(call.row_keys, call.surprisal, strict=False)
     }
     for call in calls:
-        masks = call.record.tensors.keys() & {"action_mask", "context.labels"}
-        of_pairs = call.fact("loss.beta") or not (call.is_loss or masks == {"action_mask"})
-        if call.record.role == ROLLOUT or of_pairs:  # an answer may be in several pairs, and a forward does not name its loss
+        record, beta = call.record, call.fact("loss.beta")
+        masks = {"action_mask", "context.labels"} & record.tensors.keys()
+        unsure = not call.is_loss and masks != {"action_mask"}
+        if record.role == ROLLOUT or beta or unsure:  # an answer may be in several pairs, and a forward does not name its loss
             continue  # as sampled, perhaps for an evaluation; greedy rows are equal
-        record, ranks = call.record, call.fact("dp_size")
+        ranks = call.fact("dp_size")
         apart = ranks is not None and ranks == record.world_size
         together: Hashable = record.dump_id
         if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows

@@ -6,8 +6,6 @@
 Neither has a path of this machine or a text of a prompt. Who is at fault is a guess, and said as one.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -12,8 +12,6 @@
 `store/reductions/<id>/` has `trials.jsonl` and `reduction.json`; <id> is the replay's, so the same command continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence

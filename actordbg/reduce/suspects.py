@@ -8,8 +8,6 @@ The first is what the replay itself says of an input that it judged module by mo
 says now: for replays that judged nothing, and where the first cannot be shown. All checks of a reduction share one worker.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ what was tried; its ending. A trial that is in there does not run again, except 
 this call, in two processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -28,8 +28,6 @@ finish at about the same time. A portion is half of a group's fair share of the 
 slot at the end. Inputs that a lost group did not finish are dealt again. No two groups ever hold the same input.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field

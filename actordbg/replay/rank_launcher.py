@@ -8,8 +8,6 @@ line in deepspeed's words (`worker_logs.status_by_launcher` parses it). Standard
 real launchers slow. Unlike `deepspeed --num_gpus`, it respects CUDA_VISIBLE_DEVICES.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

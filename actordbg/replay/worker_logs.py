@@ -8,8 +8,6 @@ Example:
     'broadcast (deepspeed/runtime/zero/utils.py)'
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

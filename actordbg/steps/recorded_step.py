@@ -7,8 +7,6 @@ DeepSpeed divides each micro-batch's loss by its accumulation, and averages grad
 sum(losses) / (accumulation * ranks), which has to be the loss of one batch: the terms of all actions by their number.
 """
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@
 The workers' files are below `store/cache/steps`, and are removed when both sides ended.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """What a side of a replayed step does with its inputs: written into its folder, and read by its workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

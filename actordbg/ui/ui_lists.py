@@ -1,7 +1,5 @@
 """A list of `actordbg ui`: filtered by facets, sorted by a column's heading, paged; by links and one form, without a script."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

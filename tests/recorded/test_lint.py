@@ -204,7 +204,7 @@ def preferred(step, apart, averaged=False):
         moved, mask = torch.tensor([2.0, -1.0]) * apart, t["action_mask"]
         t["context.base_row_log_probs"] = (t["log_probs"] * mask).sum(1) - moved
         chosen, rejected = moved / mask.sum(1) if averaged else moved
-        t["output.loss"] = (1 + (rejected - chosen).exp()).log()
+        t["output.loss"] = torch.log1p((rejected - chosen).exp())
 
 
 def hashed(step, same=True):
@@ -263,16 +263,21 @@ def critic(step, clip):
             del t[name]
 
 
-def other_critic(step):
-    """Losses of a critic that trains on other prompts, as it does before its policy; its trainer has no tokenizer."""
+def other_critic(step, other_row=None):
+    """Losses of a critic that trains on other prompts, as it does before its policy; its trainer has no tokenizer.
+
+    other_row: it trains on the policy's rows, with their returns, or with those of another row.
+    """
     step.finish()
-    names = ("sequences", "attention_mask", "action_mask", "context.truncated")
+    names = "sequences", "attention_mask", "action_mask", "context.truncated", "context.returns", "context.values"
     step.not_scored = len(step.tensors)
-    step.tensors += [{name: t[name].clone() for name in names} for t in step.tensors]
+    step.tensors += [{name: t[name].clone() for name in names if name in t} for t in step.tensors]
     step.facts += [{"n_samples_per_prompt": 2}] * step.not_scored
     step.fields += [fields | {"role": "critic loss"} for fields in step.fields]
     for t in step.tensors[step.not_scored :]:
-        t["sequences"][:, :PROMPT] += 1
+        t["sequences"][:, :PROMPT] += other_row is None
+        if other_row:
+            t["context.returns"] = t["context.returns"].flip(0)
 
 
 def swapped(step, name):
@@ -420,9 +425,10 @@ def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_r
 
 @pytest.mark.filterwarnings("error")
 def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path):
-    names = ("log_probs", "old_log_probs", "rollout_log_probs")
-    odd = ("rollout.top_p -1", 'loss.loss_agg_mode "seq-mean-token-sum-norm"', 'loss.loss_scale_factor "x"')
-    lines = [*(f"all {name} 0,0 -Infinity" for name in names), *(f"fact {each}" for each in odd)]
+    lines = (
+        "all log_probs 0,0 -Infinity", "all old_log_probs 0,0 -Infinity", "all rollout_log_probs 0,0 -Infinity",
+        "fact rollout.top_p -1", 'fact loss.loss_agg_mode "seq-mean-token-sum-norm"', 'fact loss.loss_scale_factor "x"',
+    )  # fmt: skip
     store, paths = published(tmp_path, *lines)
     assert "finite" in {law.name for law in lint(store.root, paths).broken}
 

@@ -18,8 +18,6 @@ Single gradients (`keep_gradients`) are read between `backward` and `step`, when
 DeepSpeed's own `safe_get_full_grad`, which gathers one parameter at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

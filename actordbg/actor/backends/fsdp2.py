@@ -34,8 +34,6 @@ embedding would miss half of its gradient. Both are cut the same way, by tokens,
 plan cuts the head alone (transformers 4), a tied head is left whole.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from dataclasses import dataclass

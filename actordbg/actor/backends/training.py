@@ -7,8 +7,6 @@ The gradient of a step is the mean over its micro-batches, on all lanes. Weights
 in a lower dtype the optimizer keeps fp32 copies, as DeepSpeed's does. A norm is over all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
