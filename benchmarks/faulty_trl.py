@@ -136,6 +136,13 @@ def _noise(trainer: Any) -> None:
             parameter.mul_(1.1)
 
 
+def _prompts_of_rejected(mask: Any) -> Any:
+    """Let all tokens before the last of a rejected row count."""
+    half = len(mask) // 2
+    mask[half:] = mask[half:].flip(1).cummax(1).values.flip(1)
+    return mask
+
+
 def _of_micro_batch(
     original: Any, self: Any, model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None, **more: Any
 ) -> Any:
@@ -162,6 +169,11 @@ CASES: dict[str, Fault] = {
     "dpo-swapped": Fault(_made("DPO", lambda trainer: setattr(trainer, "beta", -0.1)), "trainer", "lint", "swapped"),
     "dpo-reference": Fault(_made("DPO", _noise), "trainer", "lint", "the reference is"),
     "dpo-mask": Fault(_inputs("DPO", completion_mask=lambda mask: mask.roll(-1, 1)), "trainer", "lint", "mask"),
+    "dpo-prompt": Fault(_inputs("DPO", completion_mask=_prompts_of_rejected), "trainer", "lint", "of a pair"),
+    "dpo-stale": Fault(
+        _inputs("DPO", ref_chosen_logps=lambda sums: sums.roll(1)), "trainer", "lint", "the reference is",
+        {"precompute_ref_log_probs": True},
+    ),
     "dpo-labels": Fault(_of_head("DPO", _labels_late), "trainer", "lint", _SHIFT),
     "dpo-temperature": Fault(_of_head("DPO", temperature=0.7), "trainer", "check", _HOT),
     "dpo-padding": Fault(_of_head("DPO", _unmasked), "trainer", "check", "padding"),
@@ -170,6 +182,10 @@ CASES: dict[str, Fault] = {
     "sft-healthy-dft": _healthy(loss_type="dft"),
     "sft-healthy-packed": _healthy(padding_free=True, max_length=None),
     "sft-tokens": Fault(_method("SFT", "compute_loss", _of_micro_batch), "trainer", "lint", "losses add up"),
+    "sft-means": Fault(
+        _made("SFT", lambda trainer: setattr(trainer, "model_accepts_loss_kwargs", False)), "trainer", "lint", "losses add up"
+    ),
+    "sft-end": Fault(_inputs("SFT", labels=lambda ids: ids.masked_fill(ids == 2, -100)), "trainer", "lint", "no end token"),
     "sft-labels": Fault(_of_head("SFT", _labels_late), "trainer", "lint", _SHIFT),
     "sft-temperature": Fault(_of_head("SFT", temperature=0.7), "trainer", "check", _HOT),
     "sft-padding": Fault(_of_head("SFT", _unmasked), "trainer", "check", "padding"),

@@ -500,7 +500,7 @@ FAULTS: dict[str, Fault] = {
     "appended end": Fault(_engine(_appended_end), ROLLOUT, "lint", "placeholder"),
     "never truncated": Fault(_engine(_never_truncated), ROLLOUT, "lint", "truncat"),
     "not a number": Fault(_engine(_one_nan), ROLLOUT, "lint", "rollout_log_probs is not finite"),
-    "cut by top-p": Fault(_nothing, ROLLOUT, "lint", "sampling was cut to top_p 0.9", "--rollout.top_p 0.9"),
+    "cut by top-p": Fault(_nothing, ROLLOUT, "lint", "sampling was changed by top_p 0.9", "--rollout.top_p 0.9"),
     "another row": Fault(_engine(_of_another), ROLLOUT, "explain", "have the log-probs of other rows"),
     "engine's temperature": Fault(_engine(_as_sampled, temperature=0.7), ROLLOUT, "explain", "the temperature was 0.7"),
     "raw log-probs": Fault(

@@ -30,7 +30,7 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import number
 from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LAST, LEAST, LOW, MOST, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import has_rollout, steps
+from actordbg.recorded.step_laws import has_rollout, of_critics, steps
 
 OFF = 1e-3
 """Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
@@ -102,10 +102,11 @@ class EstimatedStep:
         known = bool(np.isfinite(self.estimates[:, LAST]).all())
         return not self.mixed and (known or not (self.of.by_token or self.of.whitened))
 
-    def broken(self, answer: Answer, row: int, words: str, size: float) -> None:
-        """Add a violation in a row."""
+    def broken(self, answer: Answer, row: int, words: str, size: float, many: int = 1) -> None:
+        """Add a violation in a row. many: how many rows have it."""
         call, at = self.rows[row]
-        answer.violated(call, f"{self.words}: {words}", at, size)
+        of = f", in {many} of {plural(len(self.rows), 'row')}" if many > 1 else ""
+        answer.violated(call, f"{self.words}: {words}{of}", at, float(size))
 
 
 def estimated(calls: Calls, answer: Answer) -> Iterator[EstimatedStep]:
@@ -197,12 +198,11 @@ def advantage_of_row(calls: Calls, answer: Answer) -> None:
             answer.lacks = "an estimator that gives a row one advantage"
             continue
         answer.looked_at += len(step.rows)
-        low, high = step.estimates[:, LOW], step.estimates[:, HIGH]
+        low, high = step.estimates[:, LOW : HIGH + 1].T
         bad = (high - low > tolerance(low, high)).nonzero()[0]
         for row in bad[:1]:
-            many = f" in {len(bad)} of {plural(len(step.rows), 'row')}" if len(bad) > 1 else ""
-            said = f"the advantages of a row are {number(low[row])} to {number(high[row])}{many}, where its estimator gives one"
-            step.broken(answer, row, said, float(high[row] - low[row]))
+            said = f"the advantages of a row are {number(low[row])} to {number(high[row])}, where its estimator gives one"
+            step.broken(answer, row, said, high[row] - low[row], len(bad))
 
 
 def bound(calls: Calls, answer: Answer) -> None:
@@ -215,14 +215,14 @@ def bound(calls: Calls, answer: Answer) -> None:
         # a row at distance d leaves -d to the G - 1 others of its group: the sum of squares is at least d^2 G / (G - 1)
         limit = math.sqrt((size - 1) * (step.samples - 1) / step.samples)
         answer.looked_at += len(step.rows)
-        low, high = step.estimates[:, LOW], step.estimates[:, HIGH]
+        low, high = step.estimates[:, LOW : HIGH + 1].T
         largest = np.where(-low > high, low, high)
         bad = (np.abs(largest) > limit * (1 + OFF)).nonzero()[0]
         for row in bad[:1]:
             said = (
                 f"an advantage of {number(largest[row])} is beyond what {size} rewards over their std can give ({number(limit)})"
             )
-            step.broken(answer, row, said + (f", in {len(bad)} rows" if len(bad) > 1 else ""), float(largest[row]))
+            step.broken(answer, row, said, largest[row], len(bad))
 
 
 def group_mean(calls: Calls, answer: Answer) -> None:
@@ -241,7 +241,7 @@ def group_mean(calls: Calls, answer: Answer) -> None:
             said = (
                 f"the advantages of a group of {step.samples} have mean {number(float(means[at]))}, where their estimator gives 0"
             )
-            step.broken(answer, free[at][0], f"{said}, in {len(bad)} of {plural(len(free), 'group')}", float(means[at]))
+            step.broken(answer, free[at][0], f"{said}, in {len(bad)} of {plural(len(free), 'group')}", means[at])
         if not free:
             answer.lacks = "whole groups of a prompt"
 
@@ -272,9 +272,7 @@ def from_rewards(calls: Calls, answer: Answer) -> None:
                 said += ": it has the other sign"
             elif others:
                 said += ": it is another row's"
-            step.broken(
-                answer, row, f"{said}, in {len(bad)} of {plural(int(known.sum()), 'row')}", float(values[row] - wanted[row])
-            )
+            step.broken(answer, row, said, values[row] - wanted[row], len(bad))
 
 
 def _rewards(step: EstimatedStep) -> Numbers | None:
@@ -346,12 +344,8 @@ def _whitened_apart(step: EstimatedStep) -> str:
     away = _from_line(step)
     if not step.of.whitened or away is None or not away.any():
         return ""
-    calls = [call for call, _ in step.rows]
-    by: dict[str, list[object]] = {
-        "rank": [call.record.rank for call in calls],
-        "micro-batch": [call.record.dump_id for call in calls],
-    }
-    for name, keys in by.items():
+    for name, field in ("rank", "rank"), ("micro-batch", "dump_id"):
+        keys = [getattr(call.record, field) for call, _ in step.rows]
         parts = [step.estimates[[own == key for own in keys]] for key in dict.fromkeys(keys)]
         if len(parts) > 1 and all(map(_is_whitened, parts)):
             return name
@@ -378,6 +372,7 @@ def _from_line(step: EstimatedStep) -> Numbers | None:
 
 def from_returns(calls: Calls, answer: Answer) -> None:
     """Hold advantages to the returns, less the values, that they were made of: a line for all tokens of a step."""
+    of_critics(calls, answer)
     for step in estimated(calls, answer):
         away = _from_line(step)
         if away is None or (step.of.whitened and (not step.of_one_rollout or _whitened_apart(step))):
@@ -385,9 +380,9 @@ def from_returns(calls: Calls, answer: Answer) -> None:
             continue
         answer.looked_at += len(step.rows)
         if away.any():
-            worst, bad = int(away.argmax()), np.count_nonzero(away)
+            worst, bad = int(away.argmax()), int(np.count_nonzero(away))
             said = f"the advantages of a row are {number(float(away[worst]))} from what its returns give"
-            step.broken(answer, worst, f"{said}, in {bad} of {plural(len(step.rows), 'row')}", float(away[worst]))
+            step.broken(answer, worst, said, away[worst], bad)
 
 
 def _inside(values: Numbers, limits: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Laws of the losses of whole steps: by which formula they were computed, by what they were divided, and which were applied.
+"""Laws of the losses of whole steps: by which formula they were computed, by what divided, which were applied, on which ranks.
 
 `token_rewards` says what advantages were made of.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -160,6 +160,43 @@ def accumulation(calls: Calls, answer: Answer) -> None:
             answer.violated(first, said)
 
 
+def equal_calls(calls: Calls, answer: Answer) -> None:
+    """Look for steps in which a rank made fewer or more calls with gradients than the others, where no call of it is missing."""
+    models: dict[Hashable, list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        record = call.record
+        if record.step is not None:
+            models[record.run, record.rank, record.host, record.pid, record.instance, record.point].append(call)
+    by_role: dict[tuple[str, str], list[list[RecordedCall]]] = defaultdict(list)
+    for own in sorted(models.values(), key=lambda own: own[0].record.rank):
+        own.sort(key=lambda call: call.record.call_index)
+        last = own[-1].record  # the role of a model's first calls may be unknown
+        by_role[last.run, last.role or "model"].append(own)
+    for (_, role), of_ranks in sorted(by_role.items(), key=lambda item: item[0]):
+        made = {own[0].record.rank: _calls_by_step(own) for own in of_ranks}
+        if not 1 < len(made) == len(of_ranks):
+            continue  # a rank that was there twice: another job of this run
+        for step in sorted(set.intersection(*map(set, made.values()))):
+            counts = {rank: known[step] for rank, known in made.items()}
+            answer.looked_at += any(counts.values())
+            (usual, many), *others = Counter(counts.values()).most_common()
+            for count, _ in others[:1]:
+                rank = next(rank for rank, own in counts.items() if own == count)
+                call = next(call for own in of_ranks for call in own if call.record.step == step)
+                said = f"step {step}: rank {rank} made {plural(count, 'call')} of the {role}, {plural(many, 'rank')} made {usual}"
+                answer.violated(call, said)
+
+
+def _calls_by_step(calls: Calls) -> dict[int, int]:
+    """Count a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
+    numbers, at = [call.record.call_index for call in calls], [call.record.step or 0 for call in calls]
+    if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+        return {}
+    ended = calls[-1].fact("grad_norm") is not None
+    learning = Counter(call.record.step for call in calls if call.record.grad_enabled is not False)
+    return {step: learning[step] for step in range(at[0] + (numbers[0] > 0), at[-1] + ended)}
+
+
 def agreement(calls: Calls, answer: Answer) -> None:
     """Look for log-probs of the rollout, or old ones, that do not follow those of the loss, or do so but at the first action."""
     answer.lacks = f"{MANY} actions of a step with log-probs of both sides"
@@ -244,7 +281,7 @@ def token_rewards(calls: Calls, answer: Answer) -> None:
             far = float(max(least[row], most[row], key=abs))
             said = f"by its returns, a token before the last of a row has the reward {number(far)}"
             expected = "a KL penalty only takes away" if step.mixed else "only the last has one"
-            step.broken(answer, row, f"{said}, where {expected}, in {len(bad)} of {plural(len(step.rows), 'row')}", far)
+            step.broken(answer, row, f"{said}, where {expected}", far, len(bad))
         own = dict.fromkeys(call for call, _ in step.rows)
         since = run in updated and all(scored[run, first.record.step, key] for call in own for key in call.row_keys)
         if since and step.mixed and estimator == "k1" and not (least.any() or most.any()):

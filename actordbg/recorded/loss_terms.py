@@ -154,14 +154,14 @@ def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mas
     if sums is None or not isinstance(beta, int | float) or not beta or len(new) % 2:
         return None
     apart = xp.where(mask, new, 0.0).sum(-1) - (0.0 if loss.get("without_reference") else sums)
-    apart = apart / xp.clip(mask.sum(-1), 1, None) if kind == "ipo" else apart
+    apart = apart / xp.clip(mask.sum(-1), 1, None) if kind in ("ipo", "sigmoid_norm") else apart
     half = len(apart) // 2
     over = apart[:half] - apart[half:]
     near = beta * over
     terms = {
         "sigmoid": xp.log1p(xp.exp(-abs(near))) + xp.clip(-near, 0.0, None), "hinge": xp.clip(1 - near, 0.0, None),
         "ipo": (over - 1 / (2 * beta)) ** 2,
-    }.get(kind or "")  # fmt: skip
+    }.get((kind or "").removesuffix("_norm"))  # fmt: skip
     return None if terms is None else xp.concatenate((terms, terms))[:, None] * xp.ones_like(new)
 
 
@@ -221,6 +221,7 @@ def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[st
         changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
     if beta := loss.get("beta"):
         changes |= {"chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True}}
+        changes["means over a row's tokens instead of sums"] = {"loss_type": f"{loss.get('loss_type')}_norm"}
     if loss.get("kl_coef"):
         changes["no KL"] = {"kl_coef": 0.0}
         known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))

@@ -158,6 +158,16 @@ def mask(call: RecordedCall, answer: Answer) -> None:
     if multi_turn is False:
         side = TRAINER if call.fact("loss.beta") else ""  # of preferences, which no engine sampled
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
+        if side:
+            half = call.rows // 2
+            others = [own != paired for own, paired in zip(call.prompts[:half], call.prompts[half:], strict=False)]
+            answer.rows(call, np.array(others * 2), "the rows of a pair have different tokens before their actions", side=side)
+        return
+    active, ends = call.active, call.actions == call.fact("eos_token_id")
+    assert active is not None and call.real is not None
+    behind = ends & ~active & shifted(active, 1) & call.real[:, -active.shape[1] :]
+    if call.fact("loss.policy_loss_type") == "sft" and behind.any() and not (ends & active).any():
+        answer.rows(call, behind.any(1), "no end token is an action, although one is behind the last action", side=TRAINER)
     elif multi_turn is None and not call.holes.any():
         answer.looked_at += call.rows
 

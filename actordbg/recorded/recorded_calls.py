@@ -32,7 +32,7 @@ Numbers: TypeAlias = Any
 """A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
 _TRIMMED = (
     "row_keys", "beginnings", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
-    "estimates",
+    "estimates", "learned",
 )  # fmt: skip
 LOW, HIGH, FIRST, LAST, LEAST, MOST, COUNT = range(7)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
@@ -313,6 +313,15 @@ class RecordedCall:
         ends += [np.take_along_axis(rewards, last, 1)[:, 0], before.min(1), before.max(1)]
         sums = [np.where(active, each, 0.0).sum(1) for each in (np.ones_like(a), a, a * a, r, a * r, r * r)]
         return np.stack([*ends, *sums], 1)
+
+    @cached_property
+    def learned(self) -> dict[bytes, bytes]:
+        """The returns of each row's actions, and their values before the step, by the row's key; {} without them."""
+        pair: list[Numbers] = [self.array("returns"), self.array("old_values", "values")]
+        if self.active is None or any(each is None or each.shape != self.active.shape for each in pair):
+            return {}
+        rows = zip(self.row_keys, np.stack(pair, 2).astype("f4"), self.active, strict=True)
+        return {key: both[own].tobytes() for key, both, own in rows}
 
     @cached_property
     def terms(self) -> Terms | None:

@@ -383,7 +383,7 @@ LAWS = (
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
         "divide the rows so that each rank has as many micro-batches as the others", ("every call of several ranks",), TRAINER,
-        judge=step_laws.equal_calls, fails="ranks run different numbers of micro-batches in a step",
+        judge=loss_laws.equal_calls, fails="ranks run different numbers of micro-batches in a step",
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",

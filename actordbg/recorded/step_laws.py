@@ -123,7 +123,10 @@ def reference(calls: Calls, answer: Answer) -> None:
             if base is None and "log_probs" in call.heads:
                 unknown = np.full(call.heads["log_probs"].shape[1], np.nan)
                 base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
-            if base is not None and base.shape == call.heads["log_probs"].shape:
+            sums = call.array("base_row_log_probs")
+            if sums is not None and call.terms and call.surprisal is not None and call.counts is not None:
+                apart.append(np.abs(call.surprisal + sums) / np.maximum(call.counts, 1))
+            elif base is not None and base.shape == call.heads["log_probs"].shape:
                 distances = np.abs(call.heads["log_probs"] - base)
                 apart.append(distances[np.isfinite(distances)])
         every, run = np.concatenate(apart) if apart else np.zeros(0), first.record.run
@@ -240,6 +243,21 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
+def of_critics(calls: Calls, answer: Answer) -> None:
+    """Hold the returns and values that a critic learns from to those of its rows in the losses of the policy."""
+    rows = [(call, key, own) for call in calls for key, own in call.learned.items()]
+    known = {(call.record.run, key, own) for call, key, own in rows if call.record.role == "policy loss"}
+    of_policy = {(run, key) for run, key, _ in known}
+    for call, key, own in rows:
+        run, step = call.record.run, call.record.step
+        if call.record.role != "critic loss" or (run, key) not in of_policy:
+            continue
+        answer.looked_at += 1
+        if (run, key, own) not in known:
+            said = f"step {step}: the critic's returns and values are not those of its row in the losses of the policy"
+            return answer.violated(call, said, call.row_keys.index(key))
+
+
 def groups(calls: Calls, answer: Answer) -> None:
     """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
     scored = Counter((run, step) for run, step, _ in scored_rows(calls).elements())
@@ -293,43 +311,6 @@ def ratio(calls: Calls, answer: Answer) -> None:
                 answer.violated(losses[0], said, size=mean)
 
 
-def equal_calls(calls: Calls, answer: Answer) -> None:
-    """Look for steps in which a rank made fewer or more calls with gradients than the others, where no call of it is missing."""
-    models: dict[Hashable, list[RecordedCall]] = defaultdict(list)
-    for call in calls:
-        record = call.record
-        if record.step is not None:
-            models[record.run, record.rank, record.host, record.pid, record.instance, record.point].append(call)
-    by_role: dict[tuple[str, str], list[list[RecordedCall]]] = defaultdict(list)
-    for own in sorted(models.values(), key=lambda own: own[0].record.rank):
-        own.sort(key=lambda call: call.record.call_index)
-        last = own[-1].record  # the role of a model's first calls may be unknown
-        by_role[last.run, last.role or "model"].append(own)
-    for (_, role), of_ranks in sorted(by_role.items(), key=lambda item: item[0]):
-        made = {own[0].record.rank: _calls_by_step(own) for own in of_ranks}
-        if not 1 < len(made) == len(of_ranks):
-            continue  # a rank that was there twice: another job of this run
-        for step in sorted(set.intersection(*map(set, made.values()))):
-            counts = {rank: known[step] for rank, known in made.items()}
-            answer.looked_at += any(counts.values())
-            (usual, many), *others = Counter(counts.values()).most_common()
-            for count, _ in others[:1]:
-                rank = next(rank for rank, own in counts.items() if own == count)
-                call = next(call for own in of_ranks for call in own if call.record.step == step)
-                said = f"step {step}: rank {rank} made {plural(count, 'call')} of the {role}, {plural(many, 'rank')} made {usual}"
-                answer.violated(call, said)
-
-
-def _calls_by_step(calls: Calls) -> dict[int, int]:
-    """Count a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
-    numbers, at = [call.record.call_index for call in calls], [call.record.step or 0 for call in calls]
-    if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
-        return {}
-    ended = calls[-1].fact("grad_norm") is not None
-    learning = Counter(call.record.step for call in calls if call.record.grad_enabled is not False)
-    return {step: learning[step] for step in range(at[0] + (numbers[0] > 0), at[-1] + ended)}
-
-
 def is_whole(losses: Calls) -> bool:
     """Check whether a step has the losses of all ranks and micro-batches."""
     by_rank: dict[int | None, list[RecordedCall]] = defaultdict(list)
@@ -356,9 +337,12 @@ def duplicates(calls: Calls, answer: Answer) -> None:
         for key, value in zip(call.row_keys, call.surprisal, strict=False)
     }
     for call in calls:
-        if call.record.role == ROLLOUT:
+        record, beta = call.record, call.fact("loss.beta")
+        masks = {"action_mask", "context.labels"} & record.tensors.keys()
+        unsure = not call.is_loss and masks != {"action_mask"}
+        if record.role == ROLLOUT or beta or unsure:  # an answer may be in several pairs, and a forward does not name its loss
             continue  # as sampled, perhaps for an evaluation; greedy rows are equal
-        record, ranks = call.record, call.fact("dp_size")
+        ranks = call.fact("dp_size")
         apart = ranks is not None and ranks == record.world_size
         together: Hashable = record.dump_id
         if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows

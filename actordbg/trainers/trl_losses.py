@@ -24,9 +24,9 @@ def grpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     mask = mask if tools is None else mask * tools
     old, weights = inputs.get("old_per_token_logps"), inputs.get("importance_sampling_ratio")
     bonus, entropy = trainer._entropy_bonus_enabled, call.get("entropy")
+    limits = trainer.args.delta, trainer.off_policy_mask_threshold
     more = trainer.aux_loss_enabled or (bonus and trainer.use_adaptive_entropy) or trainer.top_entropy_quantile < 1
-    more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
-    plain = kind in (*_AGGREGATED, "bnpo") and not more
+    plain = kind in (*_AGGREGATED, "bnpo") and not more and limits == (None, None)
     formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
     of_weights = {"weights_mode": "mode", "weights_low": "clip_min", "weights_high": "clip_max"}
     corrected = {
@@ -103,7 +103,7 @@ def dpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
         args.loss_weights or args.ld_alpha or args.use_weighting or trainer.aux_loss_enabled
     )
     plain = plain and args.f_divergence_type == "reverse_kl"
-    own_mask = type(trainer.data_collator).__module__.startswith("trl.")
+    own_mask = type(trainer.data_collator).__module__.startswith("trl.") and args.truncation_mode == "keep_start"
     return LossCall(
         log_probs, inputs["completion_mask"][:, 1:],
         loss=(output[0] if isinstance(output, tuple) else output) / trainer.current_gradient_accumulation_steps,
@@ -120,15 +120,19 @@ def dpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
 
 
 def sft_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
-    """Read SFT's loss: the sum over a micro-batch's tokens, divided by those of the step. DFT's terms are weighted by p."""
+    """Read SFT's loss: the sum over a micro-batch's tokens, divided by those of the step, or by its own in a model that does not
+    take that number. DFT's terms are weighted by p.
+    """
     trainer, labels, tokens = call["self"], call["inputs"].get("labels"), call["num_items_in_batch"]
     if log_probs is None or labels is None:
         return None
     kind = trainer.args.loss_type
     other = trainer.compute_loss_func or trainer.label_smoother or trainer.aux_loss_enabled or kind not in ("nll", "dft")
+    loss = output[0] if isinstance(output, tuple) else output
     return LossCall(
-        log_probs, labels[:, 1:] != -100, batch_num_tokens=tokens, loss=output[0] if isinstance(output, tuple) else output,
+        log_probs, labels[:, 1:] != -100, batch_num_tokens=tokens,
+        loss=loss if tokens is not None else loss / trainer.current_gradient_accumulation_steps,  # by the Trainer, behind it
         weights=log_probs.detach().exp() if kind == "dft" else None, own={"lr": _rate(trainer)},
-        facts={"policy_loss_type": "other" if other else "sft", "loss_type": kind,
-               "loss_agg_mode": None if tokens is None else "token-mean"},
+        settings={"eos_token_id": getattr(getattr(trainer, "_tokenizer", None), "eos_token_id", None)},
+        facts={"policy_loss_type": "other" if other else "sft", "loss_type": kind, "loss_agg_mode": "token-mean"},
     )  # fmt: skip

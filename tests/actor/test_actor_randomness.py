@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from capturekit import with_gpus
 
 from actordbg.actor.randomness import Randomness, check, restore
 from actordbg.capture.facts import digests
@@ -35,10 +36,7 @@ class FakeGpu:
 def gpu(monkeypatch):
     """The one GPU of this process."""
     generator = FakeGpu()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    with_gpus(monkeypatch, (generator,), 0)
     return generator
 
 

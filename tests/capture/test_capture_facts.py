@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from capturekit import with_gpus
 from deathcases import switch
 from roots import FORKED, ROOT
 from runkit import below_run, python
@@ -137,10 +138,7 @@ class FakeGenerator:
 def gpus(monkeypatch):
     """A process that has initialized CUDA, with three GPUs, the second of them current."""
     generators = [FakeGenerator(number) for number in range(3)]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "default_generators", tuple(generators))
+    with_gpus(monkeypatch, tuple(generators), 1)
     return generators
 
 

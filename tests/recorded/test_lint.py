@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
 from actordbg.recorded import step_laws
 from actordbg.recorded.advantage_laws import ESTIMATORS
 from actordbg.recorded.lint import lint, with_lint
-from actordbg.recorded.recorded_calls import Answer
+from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.finding import NOT_CHECKED
 from actordbg.records.replay_record import ReplayInput
@@ -110,9 +109,12 @@ class Step:
             for t in self.tensors:
                 t["advantages"] = (t["advantages"] - tokens.mean()) / tokens.std(correction=0)
 
+    def actions(self):
+        return sum(int(t["action_mask"].sum()) for t in self.tensors[: RANKS * MICRO])
+
     def finish(self, divided_by=1.0, clip=0.2):
         """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio."""
-        tokens = sum(int(t["action_mask"].sum()) for t in self.tensors[: RANKS * MICRO]) * divided_by
+        tokens = self.actions() * divided_by
         for t in self.tensors:
             weight = t.get("context.term_weights", (t["old_log_probs"] - t["rollout_log_probs"]).exp())
             ratio, advantages = (t["log_probs"] - t["old_log_probs"]).exp(), t["advantages"]
@@ -196,6 +198,15 @@ def referred(step, apart=0.0):
         t["context.base_action_log_probs"] = t["log_probs"] - apart
 
 
+def preferred(step, apart, averaged=False):
+    """Losses of a DPO, a pair in each, whose rows' sums are so many nats apart from the reference's, and averaged."""
+    for t in step.tensors:
+        moved, mask = torch.tensor([2.0, -1.0]) * apart, t["action_mask"]
+        t["context.base_row_log_probs"] = (t["log_probs"] * mask).sum(1) - moved
+        chosen, rejected = moved / mask.sum(1) if averaged else moved
+        t["output.loss"] = torch.log1p((rejected - chosen).exp())
+
+
 def hashed(step, same=True):
     """Hashes of the weights, as each rank held them."""
     step.hashes = ["a" * 64, ("a" if same else "b") * 64]
@@ -218,7 +229,7 @@ def cancelling(step, divided_by):
 
 def penalized(step, settings, **done):
     """Losses with a KL and an entropy term, after an update. done: what the trainer did: `kl` and `entropy` times, `by` an estimator."""
-    chance, tokens = torch.Generator().manual_seed(7), sum(int(t["action_mask"].sum()) for t in step.tensors)
+    chance, tokens = torch.Generator().manual_seed(7), step.actions()
     for t in step.tensors:
         t["log_probs"] = t["old_log_probs"] - 0.3 * torch.rand(2, ANSWER, generator=chance)
         t["context.base_action_log_probs"] = -2 * torch.rand(2, ANSWER, generator=chance)
@@ -240,7 +251,7 @@ def penalized(step, settings, **done):
 
 def critic(step, clip):
     """Losses of a critic whose values moved; it is set to clip them at 0.2, and clips at `clip`."""
-    tokens = sum(int(t["action_mask"].sum()) for t in step.tensors)
+    tokens = step.actions()
     step.fields = [fields | {"role": "critic loss"} for fields in step.fields]
     step.facts = [facts | {"loss.clip_eps": 0.2} for facts in step.facts]
     for t in step.tensors:
@@ -252,16 +263,21 @@ def critic(step, clip):
             del t[name]
 
 
-def other_critic(step):
-    """Losses of a critic that trains on other prompts, as it does before its policy; its trainer has no tokenizer."""
+def other_critic(step, other_row=None):
+    """Losses of a critic that trains on other prompts, as it does before its policy; its trainer has no tokenizer.
+
+    other_row: it trains on the policy's rows, with their returns, or with those of another row.
+    """
     step.finish()
-    names = ("sequences", "attention_mask", "action_mask", "context.truncated")
+    names = "sequences", "attention_mask", "action_mask", "context.truncated", "context.returns", "context.values"
     step.not_scored = len(step.tensors)
-    step.tensors += [{name: t[name].clone() for name in names} for t in step.tensors]
+    step.tensors += [{name: t[name].clone() for name in names if name in t} for t in step.tensors]
     step.facts += [{"n_samples_per_prompt": 2}] * step.not_scored
     step.fields += [fields | {"role": "critic loss"} for fields in step.fields]
     for t in step.tensors[step.not_scored :]:
-        t["sequences"][:, :PROMPT] += 1
+        t["sequences"][:, :PROMPT] += other_row is None
+        if other_row:
+            t["context.returns"] = t["context.returns"].flip(0)
 
 
 def swapped(step, name):
@@ -313,6 +329,7 @@ CHANGES = {
     "turn": lambda t, name, where, value: t[name].__setitem__(where, t[name][where].roll(value)),
     "scale": lambda t, name, _, value: t[name].mul_(value),
     "add": lambda t, name, _, value: t[name].add_(value),
+    "drop": lambda t, name, *_: t.pop(name),
     "roll": lambda t, name, _, value: t.update({name: t[name].roll(value, 1)}),
     "outside": lambda t, name, _, value: t[name].masked_fill_(~t["action_mask"], value),
     "noise": lambda t, name, _, value: t[name].add_(value * torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3))),
@@ -321,7 +338,7 @@ WHOLE_STEPS = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],
-    "calls": lambda step: unlike_counts(step), "critic": critic, "critics": other_critic, "whiten": whitened_alone,
+    "calls": unlike_counts, "critic": critic, "critics": other_critic, "whiten": whitened_alone, "prefer": preferred,
 }  # fmt: skip
 
 
@@ -335,8 +352,7 @@ def published(folder, *lines):
 
 
 def linted(store, *words):
-    answer = in_json(store, "lint", *words)
-    return answer
+    return in_json(store, "lint", *words)
 
 
 @pytest.mark.parametrize("fault", CASES)
@@ -361,7 +377,7 @@ HEALTHY = (
     *(f'estimate "{name}"' for name in ESTIMATORS),
     *(f'weights ["{unit}_{how}"]' for unit in ("sequence", "token") for how in ("mask", "truncate")),
     "epochs", "reference", "hashes", 'penalize {"kl_estimator":"k1","kl_coef":0.1,"entropy_coef":0.1} {}',
-    "fact mask_truncated true", ";".join(CASES["masked tokens are never compared: tool output has placeholders, rows of several turns have holes, a row may have no action"].given),
+    "fact mask_truncated true", *(";".join(CASES[name].given) for name in ("supervised losses", "masked tokens are never compared: tool output has placeholders, rows of several turns have holes, a row may have no action")),
 )  # fmt: skip
 
 
@@ -402,17 +418,17 @@ def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path):
 
 def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path):
     store, paths = published(tmp_path, "calls")
-    said = "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank made 2"
-    assert said in linted(store)["sentence"]
+    assert "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank" in linted(store)["sentence"]
     (store.root / paths[RANKS * MICRO]).unlink()  # the first call of rank 0 in that step
     assert {rule["rule"]: rule["state"] for rule in linted(store)["rules"]}["calls"] == "not-checked"
 
 
 @pytest.mark.filterwarnings("error")
 def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path):
-    names = ("log_probs", "old_log_probs", "rollout_log_probs")
-    odd = ("rollout.top_p -1", 'loss.loss_agg_mode "seq-mean-token-sum-norm"', 'loss.loss_scale_factor "x"')
-    lines = [*(f"all {name} 0,0 -Infinity" for name in names), *(f"fact {each}" for each in odd)]
+    lines = (
+        "all log_probs 0,0 -Infinity", "all old_log_probs 0,0 -Infinity", "all rollout_log_probs 0,0 -Infinity",
+        "fact rollout.top_p -1", 'fact loss.loss_agg_mode "seq-mean-token-sum-norm"', 'fact loss.loss_scale_factor "x"',
+    )  # fmt: skip
     store, paths = published(tmp_path, *lines)
     assert "finite" in {law.name for law in lint(store.root, paths).broken}
 
@@ -437,9 +453,8 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
 @pytest.mark.parametrize("known", ["true", "false"])
 def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path, known):
     step, store = Step(), Store(tmp_path).create()
-    plant(step, [f"fact mask_truncated {known}", "all action_mask : false", "all context.response_length : 0"])
-    for tensors in step.tensors:
-        tensors["output.loss"] = torch.tensor(0.0)
+    lines = "finish", "scale output.loss 0", "all action_mask : false", "all context.response_length : 0"
+    plant(step, [f"fact mask_truncated {known}", *lines])
     findings = lint(store.root, step.publish(store))
     assert [law.name for law in findings.broken] == ["actions"] and findings.verdict().wrong == ()
     assert ("truncated" in findings.verdict().sentence) == (known == "true")
@@ -479,19 +494,17 @@ def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of
 def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
     store, paths = published(tmp_path)
+    half = len(paths) // 2
     for words in ((), ("--where", "point='loss'")):
-        assert len(in_json(store, "dump ls", *words)) == len(paths) // 2
+        assert len(in_json(store, "dump ls", *words)) == half
     answer = linted(store, "--where", "point='forward'")
     left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
     assert answer["good"] and "placeholder" in left
     most, others = answer["not_checked"]
-    assert most.endswith("for lack of policy losses (dump enable --calls forward,loss)") and others.endswith(
-        "for lack of other data"
-    )
+    assert "for lack of policy losses (dump enable --calls forward,loss;" in most and others.endswith("for lack of other data")
     assert sum(int(each.split()[0]) for each in (most, others)) == len(left)
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint --where seq_len>99")
-    half = len(paths) // 2
     reason = f"role = 'policy loss' selects none of {half} forwards, and {half} losses: add point='loss'"
     assert reason in invoke(store, "dump ls --where", "role='policy loss'").stderr
     assert frequent_values(open_fresh(store), "role") == [("policy", half)]
@@ -510,19 +523,11 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch)
 def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs, judged):
     own, calls = np.full((1, 4), -1.0), []
     for role, model in ("policy", "sft"), ("reference", theirs), ("policy loss", None):
-        described = record(0, role=role, model_name=model)
-        calls.append(
-            SimpleNamespace(
-                record=described,
-                is_loss="loss" in role,
-                heads={},
-                row_keys=(b"k",),
-                fp32=True,
-                fact=lambda _: None,
-                weightless=np.ones(1),
-            )
-        )
-    calls[-1].heads = {"log_probs": own, "base_action_log_probs": own - 0.5}
+        point = LOSS if "loss" in role else "forward"
+        call = RecordedCall(record(0, role=role, model_name=model, point=point, model_dtype="float32"), {})
+        vars(call).update(heads={}, row_keys=(b"k",), weightless=np.ones(1))
+        calls.append(call)
+    call.heads = {"log_probs": own, "base_action_log_probs": own - 0.5}
     answer = Answer(next(law for law in LAWS if law.name == "reference"))
     step_laws.reference(calls, answer)
     assert bool(answer.found) is judged and bool(answer.lacks) is not judged

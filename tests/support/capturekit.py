@@ -23,6 +23,13 @@ from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 
+def with_gpus(monkeypatch, generators, current):
+    """Make this a process that has initialized CUDA, with the GPUs of these generators, one of them current."""
+    for name, value in {"is_initialized": True, "is_current_stream_capturing": False, "current_device": current}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+
+
 def ids(batch=2, seq=12, seed=0):
     """Token ids [batch, seq], int64."""
     return torch.randint(0, 128_000, (batch, seq), generator=torch.Generator().manual_seed(seed))

@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -342,12 +343,17 @@ def residual_short(module, _right):
     return run
 
 
+def routed(module, hidden, last=None):
+    """Route as a router does that chooses among the experts up to `last`, and whose gates do not add up to 1."""
+    logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
+    return logits, *torch.topk(logits.float().softmax(-1)[:, :last], module.top_k, dim=-1)
+
+
 def never_the_last(module, _right):
     """A router that chooses among all experts but the last."""
 
     def run(hidden):
-        logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
-        top, chosen = torch.topk(logits.float().softmax(-1)[:, :-1], module.top_k, dim=-1)
+        logits, top, chosen = routed(module, hidden, -1)
         return logits, top / top.sum(-1, keepdim=True), chosen
 
     return run
@@ -439,12 +445,7 @@ def residual_scaled(_module, right):
 
 
 def unnormalised(module, _right):
-    def run(hidden):
-        logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
-        top, chosen = torch.topk(logits.float().softmax(-1), module.top_k, dim=-1)
-        return logits, top, chosen
-
-    return run
+    return partial(routed, module)
 
 
 def second_best(module, right):

@@ -29,12 +29,11 @@ class Released07:
                 return_logprobs=False, ring_attn_group=None, packed_seq_lens=None): ...  # fmt: skip
 
 
-class Released0810:
+class Released0810(Released07):
+    """Its forward has return_entropy, too."""
+
     def __init__(self, pretrain_or_model, attn_implementation="flash_attention_2", bf16=True, ds_config=None,
                  packing_samples=False, temperature=1.0, **kwargs): ...  # fmt: skip
-
-    def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False, allgather_logits=False,
-                return_logprobs=False, ring_attn_group=None, packed_seq_lens=None, return_entropy=False): ...  # fmt: skip
 
 
 class Released011:

@@ -16,7 +16,10 @@ needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not inst
 
 @needs_trl
 @pytest.mark.parametrize(
-    "name", first_or_all(["dpo-swapped", "sft-tokens", "rloo-old", "dpo-labels", "tokens-of-micro-batch"], 3)
+    "name",
+    first_or_all(
+        ["dpo-swapped", "sft-tokens", "rloo-old", "dpo-labels", "tokens-of-micro-batch", "sft-end", "dpo-stale", "sft-means"], 3
+    ),
 )
 def test_whole_steps_of_trl_are_recorded_and_a_fault_of_each_trainer_is_named(tmp_path, name):
     """GRPO's faults of data, and that of its normalizer, are below and in `make whole`."""
