@@ -246,3 +246,46 @@ def _with(dump: Dump, inputs: dict[str, Tensor], experts: Tensor | None = None) 
     )
     states = {name: tensor for name, tensor in dump.tensors.items() if name not in dump.inputs and name.startswith("rng.")}
     return Dump(record, inputs | states | ({} if experts is None else {EXPERTS: experts}))
+
+
+def next_first_ids(sequences: Tensor, attended: Tensor) -> Tensor:
+    """Return, for each row, the first attended id of the next, the first row being next to the last, [B]."""
+    first = attended.long().argmax(-1)
+    return sequences.gather(-1, first[:, None])[:, 0].roll(-1)
+
+
+def attended_tokens(attention: Tensor | None, sequences: Tensor) -> Tensor:
+    """Return which tokens are attended, bool [B, S]. Unsupported for masks with values other than 0 and 1."""
+    if attention is None:
+        return torch.ones_like(sequences, dtype=torch.bool)
+    if tuple(attention.shape) != tuple(sequences.shape):
+        raise Unsupported(
+            f"the attention mask is {list(attention.shape)}, the sequences are {list(sequences.shape)}",
+            hint="replay another dump of this run",
+        )
+    if not bool(((attention == 0) | (attention == 1)).all()):
+        raise Unsupported(
+            "the attention mask has values other than 0 and 1 (packed-row ids?), so rows cannot be split",
+            hint="replay a dump of unpacked rows",
+        )
+    return attention != 0
+
+
+def chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each row with selected tokens, their predecessors' columns in [0, S-1), and their places among the attended tokens.
+
+    Raises Unsupported, before anything is computed, if a selected token's predecessor is not attended: no model predicts it.
+    """
+    shift = attended.shape[1] - 1 - mask.shape[1]
+    rank = attended.long().cumsum(-1) - 1
+    orphans = mask & ~attended[:, shift : shift + mask.shape[1]]
+    if bool(orphans.any()):
+        row, column = (int(value) for value in orphans.nonzero()[0])
+        raise Unsupported(
+            f"row {row}'s action {column} follows a masked token: no model predicts it, so it has no truth",
+            hint="its masks conflict; compare two configurations on this dump with each other",
+        )
+    for row in range(mask.shape[0]):
+        columns = mask[row].nonzero().squeeze(-1) + shift
+        if len(columns):
+            yield row, columns, rank[row, columns]

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actordbg.actor.changes import attended_tokens, chosen_tokens
 from actordbg.actor.engine_client import SGLANG, EngineClient
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.truth_session import Decided, attended_tokens, chosen_tokens
+from actordbg.actor.truth_session import Decided
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord

@@ -27,7 +27,7 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from actordbg.actor import forward_outcome as measure, routing, rules as known, truth_model
 from actordbg.actor.backends.backend import Place, set_seed
+from actordbg.actor.changes import attended_tokens, chosen_tokens, next_first_ids
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.model_code import guard, require_consent
@@ -192,7 +193,7 @@ class TruthSession(Decided):
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
         beside = {name: torch.zeros(mask.shape) for name in closed or ()}
-        next_row = _next_first_ids(sequences, attended)
+        next_row = next_first_ids(sequences, attended)
         for row, columns, chosen in chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
@@ -367,46 +368,3 @@ _MOST_AT_ONCE = 2**22
 """Logits that are in fp64 at once: those of a row with a large vocabulary would take several times the model's memory."""
 MOST_TOGETHER = 4096
 """Tokens of one forward of rows that are arranged in another way: eager attention holds the square of them."""
-
-
-def _next_first_ids(sequences: Tensor, attended: Tensor) -> Tensor:
-    """Return, for each row, the first attended id of the next, the first row being next to the last, [B]."""
-    first = attended.long().argmax(-1)
-    return sequences.gather(-1, first[:, None])[:, 0].roll(-1)
-
-
-def attended_tokens(attention: Tensor | None, sequences: Tensor) -> Tensor:
-    """Return which tokens are attended, bool [B, S]. Unsupported for masks with values other than 0 and 1."""
-    if attention is None:
-        return torch.ones_like(sequences, dtype=torch.bool)
-    if tuple(attention.shape) != tuple(sequences.shape):
-        raise Unsupported(
-            f"the attention mask is {list(attention.shape)}, the sequences are {list(sequences.shape)}",
-            hint="replay another dump of this run",
-        )
-    if not bool(((attention == 0) | (attention == 1)).all()):
-        raise Unsupported(
-            "the attention mask has values other than 0 and 1 (packed-row ids?), so rows cannot be split",
-            hint="replay a dump of unpacked rows",
-        )
-    return attention != 0
-
-
-def chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each row with selected tokens, their predecessors' columns in [0, S-1), and their places among the attended tokens.
-
-    Raises Unsupported, before anything is computed, if a selected token's predecessor is not attended: no model predicts it.
-    """
-    shift = attended.shape[1] - 1 - mask.shape[1]
-    rank = attended.long().cumsum(-1) - 1
-    orphans = mask & ~attended[:, shift : shift + mask.shape[1]]
-    if bool(orphans.any()):
-        row, column = (int(value) for value in orphans.nonzero()[0])
-        raise Unsupported(
-            f"row {row}'s action {column} follows a masked token: no model predicts it, so it has no truth",
-            hint="its masks conflict; compare two configurations on this dump with each other",
-        )
-    for row in range(mask.shape[0]):
-        columns = mask[row].nonzero().squeeze(-1) + shift
-        if len(columns):
-            yield row, columns, rank[row, columns]

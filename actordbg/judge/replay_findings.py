@@ -99,13 +99,14 @@ class Judged:
             return
         if self.truth is not None and self.truth.explained is not None:
             yield from self.truth.explained.found("")
-        parts = ["" if of_model else truth.reasons or ""]
+        reasons = (truth.reasons,) if self.truth is None else self.truth.reasons
+        parts = [reason for reason in reasons if reason and (local is None or reason != local.said)]
         if truth.mismatches:
             differ = "differs" if truth.mismatches == 1 else "differ"
             many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} {differ} from the truth"
             parts.insert(0, f"{many} by more than {self.dtype} rounding")
         place = {"dump": truth.worst_dump} if truth.worst_dump else {}
-        yield Finding(TRUTH, "; ".join(filter(None, parts)), place, size=truth.max_abs)
+        yield Finding(TRUTH, "; ".join(parts), place, size=truth.max_abs)
 
     def recorded(self) -> Iterator[Finding]:
         """Yield what explains recorded outputs, then that they are not this model's."""

@@ -21,7 +21,6 @@ A module of another class has other attributes; it is named as unchecked. The re
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -97,7 +96,7 @@ class Comparison:
     """A model compared with a reference. gather: returns a parameter's whole value by its name in the model. bring: called with
     the name of each of the reference's tensors before its values are read.
 
-    differences: in the order parameters, buffers, ties, attributes. looked_at: how many of these were compared.
+    differences: in the order parameters, ties, buffers, attributes. looked_at: how many of these were compared.
     """
 
     def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor], bring: Callable[[str], None]) -> None:
@@ -106,8 +105,8 @@ class Comparison:
         self._varying = _set_anew(reference)
         self.differences: list[ModelDifference] = [
             *self._tensors(dict(reference.named_parameters()), _by_plain_name(model.named_parameters()), gather),
-            *self._tensors(dict(reference.named_buffers()), _by_plain_name(model.named_buffers()), model.get_buffer),
             *self._ties(model, reference),
+            *self._tensors(dict(reference.named_buffers()), _by_plain_name(model.named_buffers()), model.get_buffer),
             *self._attributes(model, reference),
         ]
 
@@ -134,16 +133,22 @@ class Comparison:
         return varies
 
     def _ties(self, model: Any, reference: Any) -> Iterator[ModelDifference]:
-        held: dict[int, list[str]] = defaultdict(list)
-        for name, parameter in reference.named_parameters(remove_duplicate=False):
-            held[id(parameter)].append(name)
-        ours = {plain_name(name): id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
-        for first, *others in held.values():
-            for other in others:
-                self.looked_at += 1
-                if first in ours and other in ours and ours[first] != ours[other]:
-                    said = f"{other} is not tied to {first}, as it is in transformers' model"
-                    yield ModelDifference(other, TIE, said)
+        wanted, ours = (
+            {plain_name(name): id(parameter) for name, parameter in each.named_parameters(remove_duplicate=False)}
+            for each in (reference, model)
+        )
+        for held, others, said in (
+            (wanted, ours, "{} is not tied to {}, as it is in transformers' model"),
+            (ours, wanted, "{} is tied to {}, and the checkpoint has another value for it"),
+        ):
+            names: dict[int, str] = {}
+            for name, parameter in held.items():
+                first = names.setdefault(parameter, name)
+                if first == name or not {first, name} <= others.keys():
+                    continue
+                self.looked_at += held is wanted
+                if others[first] != others[name]:
+                    yield ModelDifference(name, TIE, said.format(name, first))
 
     def _attributes(self, model: Any, reference: Any) -> Iterator[ModelDifference]:
         ours = {plain_name(name): module for name, module in model.named_modules()}

@@ -42,7 +42,8 @@ class Answer:
     def found(self) -> bool:
         """The fault was found, and nothing if there is none. Exit code 5: nothing was selected."""
         good = self.without.returncode == (5 if "triggered" in self.command else 0)
-        return good and self.words in self.planted.stdout and self.words not in self.without.stdout
+        planted, without = (" ".join(done.stdout.split()) for done in (self.planted, self.without))  # lines are wrapped
+        return good and self.words in planted and self.words not in without
 
     def told(self) -> Iterator[str]:
         yield f"$ {self.command}"

@@ -267,6 +267,9 @@ def others(cache):
         weight.data.mul_(1 + 1e-3 * torch.randn(weight.shape))  # as between two steps: no factor explains it
         (finding,) = local(session, dump_of()).findings
         assert (finding.kind, finding.factor) == (VALUES, None), finding
+        session.model.lm_head.weight = session.model.model.embed_tokens.weight  # as ZeRO-3 does if the configuration says so
+        tied = "lm_head.weight is tied to model.embed_tokens.weight, and the checkpoint has another value for it"
+        assert tied in local(session, dump_of()).differences
     with open_actor(ReplayConfig(model=three_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
         with positions_run_on():
             found = local(session, dump_of())
