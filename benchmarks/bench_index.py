@@ -207,14 +207,14 @@ def _where_rows(store: Store, rows: int) -> list[Row]:
             taken = [[_timed(call) for call in (ours, *plans)] for _ in range(7)]
             times[text], *theirs = map(median, zip(*taken, strict=True))
             bare[text] = min(theirs)
-    slowest = max(times, key=times.__getitem__)
-    ratio = times[slowest] / bare[slowest]
+    worst = max(times, key=lambda text: times[text] / bare[text])  # the slowest may be one that bare sqlite3 scans for
+    ratio = times[worst] / bare[worst]
     size, most = store.catalog_path.stat().st_size / 1e6, 250 * rows / 1e6
     said = "against a prepared query on an open connection; parsing and rows included; CPU time, median of 7"
-    note = f"median {median(times.values()) * 1e3:.2f} ms; slowest {slowest}; {said}"
+    note = f"median {median(times.values()) * 1e3:.2f} ms, slowest {max(times.values()) * 1e3:.2f}; worst {worst}; {said}"
     return [
-        Row(f"--where over {rows:,} rows, 20 out, / bare sqlite3: slowest of {len(times)}", times[slowest] * 1e3,
-            bare[slowest] * 1e3, "ms", ratio=ratio, budget="<= 1.3", note=note, within=ratio <= 1.3),
+        Row(f"--where over {rows:,} rows, 20 out, / bare sqlite3: worst of {len(times)}", times[worst] * 1e3,
+            bare[worst] * 1e3, "ms", ratio=ratio, budget="<= 1.3", note=note, within=ratio <= 1.3),
         Row(f"catalog of {rows:,} rows", size, None, "MB",
             ratio=size, budget=f"<= {most:g} MB", note="ratio is megabytes", within=size <= most),
     ]  # fmt: skip

@@ -199,7 +199,7 @@ class ActorEngine:
 
         found: Fields = {}
         backward, varied = self._session.backward_for(dump.record), self.spec.config.vary is not None
-        with keeping_memory():
+        with keeping_memory() if asked else contextlib.nullcontext():  # it slows the next forward, whose memory is gone
             for name, examiner in self._examiners.items():
                 goes_on = not self.out_of_step
                 examined = goes_on and name in asked and not varied
