@@ -144,17 +144,30 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
     if dtype is not None:
         config |= {"torch_dtype": dtype, "dtype": dtype}
     text = json.dumps(config, indent=2, sort_keys=True)
-    named = str(adapter or "")
+    of_adapter = sorted(adapter.glob("adapter_*")) if adapter else []
+    changed = [path.stat().st_mtime_ns for path in of_adapter]  # one that was trained on is another
+    named = f"{adapter}{changed}" if adapter else ""
     digest = hashlib.sha256(f"{source}\0{text}{named}".encode()).hexdigest()[:12]
-    of_adapter = [] if adapter is None else [path for path in adapter.iterdir() if path.name.startswith("adapter_")]
 
     def build(folder: Path) -> None:
         for path in (*source.iterdir(), *of_adapter):
             if path.is_file() and path.name != "config.json":
                 (folder / path.name).symlink_to(path.resolve())
         (folder / "config.json").write_text(text)
+        safe, pickled = folder / "adapter_model.safetensors", folder / "adapter_model.bin"
+        if pickled.exists() and not safe.exists():
+            _as_safetensors(pickled, safe)
 
     return once(cache / f"derived-{digest}", build)
+
+
+def _as_safetensors(pickled: Path, safe: Path) -> None:
+    """Write an adapter as transformers reads it from a folder. OpenRLHF's ZeRO-3 saves it as torch does."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = torch.load(pickled, map_location="cpu", weights_only=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, safe, metadata={"format": "pt"})
 
 
 if TYPE_CHECKING:

@@ -247,10 +247,12 @@ class TruthSession(Decided):
         for part, wanted in zip(torch.split(logits, at_once), torch.split(labels, at_once), strict=True):
             wide = part.to(self._wide) / temperature
             normalizer = torch.logsumexp(wide, dim=-1)
-            scores.append(wide.gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - normalizer)
+            chosen = wide.gather(-1, wanted.unsqueeze(-1))
+            scores.append(chosen.squeeze(-1) - normalizer)
             if entropy:
                 flat = wide.detach()
-                entropies.append(normalizer.detach() - (torch.softmax(flat, dim=-1) * flat).sum(-1))
+                terms = torch.softmax(flat, dim=-1) * flat
+                entropies.append(normalizer.detach() - terms.sum(-1))
         return torch.cat(scores), torch.cat(entropies), wide
 
     def closed(self, dump: Dump, closed: Mapping[str, Closed]) -> dict[str, Tensor]:

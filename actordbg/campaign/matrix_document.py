@@ -340,7 +340,8 @@ def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell |
     if str(fastest.config.get("model", TINY)) == TINY:
         return "actordbg check --model YOUR_MODEL"
     config = complete(fastest.config)
-    return f"actordbg check {' '.join(map(in_shell, repeat_options(config, 'check')))}" if is_chosen(config) else ""
+    words = repeat_options(config, "check") if is_chosen(config) else []
+    return " ".join(["actordbg check", *map(in_shell, words)]) if words else ""
 
 
 def _heat_map(record: MatrixRecord) -> list[Block]:

@@ -343,8 +343,8 @@ class Forcing(Hooks):
             apart = wide - truth
             squares = apart.square_().sum(1).double().cpu()
             errors[self.tokens[part]] = squares.nan_to_num(torch.inf, torch.inf)
-            own += torch.mul(truth, wide, out=apart).sum(dtype=torch.float64).item()
-            power += torch.mul(truth, truth, out=apart).sum(dtype=torch.float64).item()
+            own += _total(torch.mul(truth, wide, out=apart))
+            power += _total(torch.mul(truth, truth, out=apart))
         self.sums[key] = Sums(errors, math.prod(want.shape[1:]), len(self.tokens), own, power)
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:
@@ -363,6 +363,10 @@ class Forcing(Hooks):
 
 _MOST_AT_ONCE = 2**22
 """Numbers of a place that are compared at once: the logits of a large vocabulary would need several times their memory."""
+
+
+def _total(values: Tensor) -> float:
+    return values.sum(dtype=torch.float64).item()
 
 
 def _parts(values: Tensor) -> Iterator[slice]:

@@ -32,7 +32,7 @@ from actordbg.records.comparison_record import LintRecord
 from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
 from actordbg.store.layout import Store
 
-NO_LOSSES = "policy losses (dump enable --calls forward,loss; none are recorded of KTO, and of a DPO without an adapter)"
+NO_LOSSES = "policy losses (dump enable --calls forward,loss, where the trainer's are read)"
 _HOW = {
     LOSS: NO_LOSSES,
     "log_probs": "log-probs (dump enable --with-outputs, or --calls forward,loss)",

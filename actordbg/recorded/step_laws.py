@@ -125,7 +125,8 @@ def reference(calls: Calls, answer: Answer) -> None:
                 base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
             sums = call.array("base_row_log_probs")
             if sums is not None and call.terms and call.surprisal is not None and call.counts is not None:
-                apart.append(np.abs(call.surprisal + sums) / np.maximum(call.counts, 1))
+                away = np.abs(call.surprisal + sums)
+                apart.append(away / np.maximum(call.counts, 1))
             elif base is not None and base.shape == call.heads["log_probs"].shape:
                 distances = np.abs(call.heads["log_probs"] - base)
                 apart.append(distances[np.isfinite(distances)])

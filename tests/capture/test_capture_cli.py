@@ -19,6 +19,7 @@ from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
 from actordbg.capture.switch_file import read_control, write_control
+from actordbg.cli import output
 from actordbg.cli.dump_status_work import process_rows, say_status
 from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
@@ -196,7 +197,8 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
 
 
 @pytest.mark.parametrize(("earlier", "following"), [(2, "actordbg lint"), (0, "actordbg dump enable")])
-def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, earlier, following):
+def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, monkeypatch, earlier, following):
+    monkeypatch.setattr(output, "wanted", output.OutputOptions())  # another command's may have a store
     answer = {key: [] for key in ("processes", "jobs", "rings", "damaged_switches")} | {"control": None, "enabled": False}
     say_status(answer | {"earlier": earlier, "store": "S", "unreadable": 0})
     assert f"next: {following}" in "".join(capsys.readouterr())

@@ -142,7 +142,7 @@ def test_ranks_that_run_apart_have_one_prompt_where_step_enters_the_forward_and_
 def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store, tmp_path):
     publish(store, 1, length=40)
     said = actordbg(store, "replay", "--break", "before")
-    assert said.returncode == 2 and "--break-wait" in said.stderr and "actordbg attach" in said.stderr
+    assert said.returncode == 2 and "--break-wait" in said.stderr and f"actordbg --store {store.root} attach" in said.stderr
     assert not store.replays.exists()
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
     assert actordbg(store, "replay", "--expect-eval", "--no-backward", **faulty).returncode == 1
@@ -197,7 +197,7 @@ def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family, addres
 def test_attaching_from_another_terminal_and_closing_it(store):
     publish(store, 1, length=48)
     replaying = AtTerminal(store, "replay", "--break", "after", "--break-wait", "200")
-    replaying.child.expect("actordbg attach ([0-9a-zA-Z-]+)")
+    replaying.child.expect(r"actordbg --store \S+ attach ([0-9a-zA-Z-]+)")
     other = AtTerminal(store, "attach", replaying.child.match.group(1))
     other.prompt()
     assert "KeyboardInterrupt" in _interrupted(other)

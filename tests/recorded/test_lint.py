@@ -501,7 +501,9 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch)
     left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
     assert answer["good"] and "placeholder" in left
     most, others = answer["not_checked"]
-    assert "for lack of policy losses (dump enable --calls forward,loss;" in most and others.endswith("for lack of other data")
+    assert "for lack of policy losses (dump enable --calls forward,loss, where" in most and others.endswith(
+        "for lack of other data"
+    )
     assert sum(int(each.split()[0]) for each in (most, others)) == len(left)
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint --where seq_len>99")

@@ -29,7 +29,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 base = LlamaForCausalLM.from_pretrained("base")
 model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-model.save_pretrained("adapter")
+model.save_pretrained("adapter", safe_serialization=False)  # as OpenRLHF does under ZeRO-3
 model.train()
 ids = torch.randint(1, 16, (2, 9))
 with torch.no_grad(), model.disable_adapter():
