@@ -162,7 +162,7 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
 
 
 def _as_safetensors(pickled: Path, safe: Path) -> None:
-    """Write an adapter as transformers reads it from a folder. OpenRLHF's ZeRO-3 saves it as torch does."""
+    """Write an adapter as transformers reads it from a folder. Trainers under ZeRO-3 save it as torch does."""
     import torch
     from safetensors.torch import save_file
 
