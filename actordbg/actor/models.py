@@ -35,6 +35,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.hub_model import base_of, find_model, folder_of, read_config, read_json
@@ -162,12 +163,19 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
 
 
 def _as_safetensors(pickled: Path, safe: Path) -> None:
-    """Write an adapter as transformers reads it from a folder. Trainers under ZeRO-3 save it as torch does."""
+    """Write an adapter as transformers reads it from a folder. Trainers under ZeRO-3 save it as torch does.
+
+    Raises EnvironmentProblem for a file with anything but tensors: nothing of it is run.
+    """
     import torch
     from safetensors.torch import save_file
 
-    tensors = torch.load(pickled, map_location="cpu", weights_only=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, safe, metadata={"format": "pt"})
+    try:
+        tensors = torch.load(pickled, map_location="cpu", weights_only=True)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, safe, metadata={"format": "pt"})
+    except (OSError, UnpicklingError, RuntimeError, AttributeError, ValueError) as error:
+        why = f"{pickled.resolve()} cannot be read as an adapter's weights: {error}"
+        raise EnvironmentProblem(why[:400], hint="save the adapter again, as safetensors") from None
 
 
 if TYPE_CHECKING:

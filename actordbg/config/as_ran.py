@@ -108,8 +108,8 @@ def complete(values: Known) -> Values:
 
 
 def is_chosen(values: Known) -> bool:
-    """Check whether this is one of the configurations that a matrix tries beside the usual one."""
-    return any(values[name] not in (None, False, "sdpa") for name in ("attn", "compile", "packing"))
+    """Check whether asked values are one of the configurations that a matrix tries beside the usual one."""
+    return any(values.get(name) not in (None, False, "sdpa") for name in ("attn", "compile", "packing"))
 
 
 def in_words(name: str, value: Any) -> str:

@@ -261,7 +261,7 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
         return f"actordbg check --model {in_shell(own)}"
     if _unasked_distance(judged) is not None:
         return f"actordbg compare {replay.replay_id} recorded"
-    if is_chosen(values):
+    if is_chosen(replay.asked):  # and not as recorded, or as this machine has it
         return ""
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
 

@@ -158,8 +158,8 @@ def mask(call: RecordedCall, answer: Answer) -> None:
     if multi_turn is False:
         side = TRAINER if call.fact("loss.beta") else ""  # of preferences, which no engine sampled
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
-        if side:
-            half = call.rows // 2
+        half, left = divmod(call.rows, 2)
+        if side and not left:
             others = [own != paired for own, paired in zip(call.prompts[:half], call.prompts[half:], strict=False)]
             answer.rows(call, np.array(others * 2), "the rows of a pair have different tokens before their actions", side=side)
         return

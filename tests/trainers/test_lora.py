@@ -96,6 +96,10 @@ def test_an_adapter_without_its_base_is_refused_by_name_and_a_changed_base_is_an
     monkeypatch.setattr("actordbg.actor.models.is_there", lambda name: name != "peft")
     with pytest.raises(EnvironmentProblem, match="peft is not installed"):
         locate(str(adapter), tmp_path / "cache")
+    monkeypatch.undo()
+    (adapter / "adapter_model.bin").write_bytes(b"no archive")
+    with pytest.raises(EnvironmentProblem, match=r"adapter_model\.bin cannot be read as an adapter's weights"):
+        locate(str(adapter), tmp_path / "cache")
     before = weights_version(str(adapter))
     (tmp_path / "base" / "model.safetensors").write_bytes(b"others")
     assert weights_version(str(adapter)) != before, "a truth of the old base is not taken for one of this"
