@@ -1,4 +1,4 @@
-"""Change a captured input. Pure: each function returns a new dump and changes none in place.
+"""Change a captured input, and tell which of its tokens have a truth. Pure: a new dump is returned, and none changed in place.
 
 **Changes for the laws.** Tokens are replaced by other tokens of the same dump, so that the model knows them and no fork treats
 them as special. Positions, masks and shapes stay; the recorded outputs are left out.

@@ -138,6 +138,15 @@ def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):
     assert answer.next == "actordbg compare r-01 recorded"
 
 
+@pytest.mark.parametrize(("asked", "following"), [({}, "actordbg matrix"), ({"packing": True}, "")])
+def test_a_right_check_leads_to_a_matrix_unless_that_led_to_it(store, asked, following):
+    """A run that was packed, or a machine with flash attention, is the usual configuration there, and nobody chose it."""
+    for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, INPUTS, model="/m", truth=truth, resolved={"packing": True}, **asked)
+    answer = run_check(store, load_spec(store, "r-01")).verdict(of=257)
+    assert answer.word == "RIGHT" and answer.next.startswith(following) and bool(answer.next) == bool(following), answer.next
+
+
 def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store):
     lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
     write_replay(store, "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
