@@ -1,12 +1,12 @@
-"""Losses of verl's and SkyRL's own classes on the CPU, recorded and judged, healthy or with a fault planted on either side.
+"""Losses of verl's, SkyRL's and Molt's own classes on the CPU, recorded and judged, healthy or with a fault on either side.
 
     pip install --target FOLDER --no-deps verl skyrl ...        what they import, without what needs a GPU
-    PYTHONPATH=FOLDER python -m benchmarks.own_classes all STORES verl [NAME ...]    or skyrl
+    PYTHONPATH=FOLDER python -m benchmarks.own_classes all STORES verl [NAME ...]    or skyrl, molt
     PYTHONPATH=FOLDER python -m benchmarks.own_classes train FOLDER verl NAME        be the training process of a case
 
 Engine, loss and worker are the packages' own; rollouts come from `planted_grpo.Server`. Replaced are the device (a platform of
 verl's, `torch.cuda.current_device` for SkyRL) and what moves metrics between processes. Two mini-batches of two micro-batches are
-trained on, twice. Tried: verl 0.9.1 with FSDP2, SkyRL 0.3.0.
+trained on, twice. Tried: verl 0.9.1 with FSDP2, SkyRL 0.3.0, molt-rl 0.2.1 with FSDP2 and nemo-automodel 0.7.0.
 """
 
 from __future__ import annotations
@@ -162,6 +162,61 @@ def _skyrl(model: Path, rollout: Rollout, plant: Plant) -> None:
             policy.optim_step()
 
 
+def _molt(model: Path, rollout: Rollout, plant: Plant) -> None:
+    """Train with Molt's training step, its Actor around a model under FSDP2, its loss and its strategy."""
+    import torch
+    import transformers
+    from molt.models import actor, loss
+    from molt.trainer.algorithm.experience import Experience
+    from molt.trainer.fsdp.strategy import FsdpStrategy
+    from molt.trainer.workers import policy_actor
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    kl = SimpleNamespace(use_loss=True, init_coef=0.1, estimator="k3", ref="frozen")
+    args = SimpleNamespace(
+        fsdp=SimpleNamespace(param_dtype="fp32"),
+        rollout=SimpleNamespace(temperature=TEMPERATURE, top_p=1.0, top_k=-1),
+        algo=SimpleNamespace(kl=kl),
+        actor=SimpleNamespace(entropy_coef=0.01, aux_loss_coef=0.0),
+        train=SimpleNamespace(dynamic_batch_enable=False, agent_path=None),
+    )
+    trainer = object.__new__(policy_actor.PolicyTrainer)  # its constructor asks for a GPU's name
+    trainer.strategy, trainer.args, trainer.tokenizer, trainer.aux_loss = FsdpStrategy(args=args), args, None, False
+    trainer._defer_grad_sync = True
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    trainer.actor = actor.Actor(fully_shard(loaded, mesh=mesh), temperature=TEMPERATURE)
+    trainer.actor_optim = torch.optim.AdamW(trainer.actor.parameters(), lr=1e-3)
+    trainer.actor_scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.actor_optim)
+    trainer.actor_loss_fn = loss.PolicyLoss()
+    plant(trainer)
+
+    prompts, responses, values, advantages = rollout
+    rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    shape = len(rows), max(map(len, rows))
+    sequences, real = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    mask, sampled = torch.zeros(shape[0], shape[1] - 1), torch.zeros(shape[0], shape[1] - 1)
+    for place, row in enumerate(rows):
+        sequences[place, : len(row)], real[place, : len(row)] = torch.tensor(row), 1
+        actions = slice(len(prompts[place]) - 1, len(row) - 1)  # a log-prob stands one place before its token
+        mask[place, actions], sampled[place, actions] = 1.0, torch.tensor(values[place])
+    mask = mask.bool()
+    with torch.no_grad():
+        old = trainer.actor(sequences, mask, attention_mask=real)["action_log_probs"].detach().clone()
+    for _ in range(2):
+        for start in (0, 4):
+            window = mask[start : start + 4].sum().float()
+            for first in (start, start + 2):
+                part = slice(first, first + 2)
+                experience = Experience(
+                    sequences=sequences[part], attention_mask=real[part], action_mask=mask[part], info={},
+                    action_log_probs=old[part], base_action_log_probs=old[part],
+                    rollout_log_probs=sampled[part], advantages=advantages[part] * mask[part],
+                )  # fmt: skip
+                trainer.training_step(experience, 0.1, window, num_microbatches=2, is_optimizer_step=first > start)
+
+
 def _of_data(change: Callable[[Any], Any]) -> Plant:
     """Plant a fault in the arguments of verl's loss: `change` gets its data, and returns what replaces parts of it."""
 
@@ -205,6 +260,28 @@ def _doubled(policy: Any) -> None:
     policy.policy_loss_fn = lambda *args, **more: (lambda loss, metrics: (loss * 2, metrics))(*original(*args, **more))
 
 
+def _surrogate(trainer: Any) -> None:
+    original = trainer.actor_loss_fn.policy_loss_fn
+    trainer.actor_loss_fn.policy_loss_fn = lambda *args, **more: (lambda loss, clipped: (loss * 2, clipped))(
+        *original(*args, **more)
+    )
+
+
+def _of_old(trainer: Any) -> None:
+    original = trainer.training_step
+
+    def changed(experience: Any, *args: Any, **more: Any) -> Any:
+        experience.action_log_probs = experience.action_log_probs * 1.02
+        return original(experience, *args, **more)
+
+    trainer.training_step = changed
+
+
+def _of_tokens(trainer: Any) -> None:
+    original = trainer.training_step
+    trainer.training_step = lambda experience, kl, count, **more: original(experience, kl, count / 2, **more)
+
+
 def _cool(package: Any) -> None:
     """Score at another temperature than the configured one."""
     import torch
@@ -242,6 +319,11 @@ CASES: dict[str, tuple[Callable[[Path, Rollout, Plant], None], dict[str, Fault]]
     "skyrl": (_skyrl, _BOTH | {
         "doubled": Fault(_doubled, "trainer", "lint", "2 times it"),
         "stale": Fault(_of_experience(action_log_probs=lambda old: old * 1.02), "trainer", "lint", "ratio"),
+    }),
+    "molt": (_molt, _BOTH | {
+        "doubled": Fault(_surrogate, "trainer", "lint", "2 times it"),
+        "tokens": Fault(_of_tokens, "trainer", "lint", "2 times it"),
+        "stale": Fault(_of_old, "trainer", "lint", "ratio"),
     }),
 }  # fmt: skip
 """For each package how it trains, and its cases. A fault's options are attributes of `Server`."""

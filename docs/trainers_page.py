@@ -28,7 +28,7 @@ HEAD = (
 RAN: dict[str, tuple[str, str, str, str, str, str]] = {
     "areal": ("1.0.4 (4aef98d), FSDP engine", "ran", "ran", "ran", "ran", "`benchmarks/own_functions.py`"),
     "miles": ("0.1.0 (31f1ca9), FSDP backend", "ran", "ran", "ran", "ran", "`benchmarks/own_functions.py`"),
-    "molt": ("0.2.1", "ran", "ran", "ran", "ran", "6 of 6; of stand-ins: `tests/trainers/test_molt.py`"),
+    "molt": ("0.2.1", "ran", "ran", "ran", "ran", "`benchmarks/own_classes.py`"),
     "nemo-rl": ("0.6.0 (7ea279a), automodel", "ran", "ran", "ran", "ran", "`benchmarks/own_functions.py`"),
     "plain": ("transformers 5.15.0, 5.24.0", "ran", "-", "ran", "ran", "`benchmarks/own_functions.py`"),
     "prime-rl": ("0.8.0 (559b447)", "ran", "ran", "ran", "ran", "`benchmarks/own_functions.py`"),
