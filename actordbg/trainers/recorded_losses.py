@@ -22,7 +22,7 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe, from_outside
 from actordbg.capture import hook
 from actordbg.formats.dump_record import LOSS
-from actordbg.trainers.seam import Arguments, LossCall, Seam, note_update
+from actordbg.trainers.seam import Arguments, LossCall, Seam, note_update, trainer_of
 
 if TYPE_CHECKING:
     from actordbg.capture.loss_record import LossSlot
@@ -182,7 +182,9 @@ class _Recorder:
         inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
         vars(self._loss).clear()
         own = {**read.own, "micro_batch": inside.micro_batch - 1, "term_weights": read.weights}
-        vars(self._loss).update(read.facts, _value=read.loss, _settings=read.settings, _own=own)
+        counted_here = trainer_of(current.actor.model.module) is None  # a Trainer goes on counting where a resumed run was
+        settings = {**read.settings, "steps_of_process": counted_here}
+        vars(self._loss).update(read.facts, _value=read.loss, _settings=settings, _own=own)
         given = {name: value for name, value in read.arguments().items() if value is not None}
         self._here.forward = self._last(lambda: read.log_probs, lambda: current.actor, inputs, current.slot.recorder.last)
         try:

@@ -73,7 +73,7 @@ def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | Non
     loss = None if value is None else log_probs.new_tensor(value) * ranks
     return LossCall(
         log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
-        loss=loss, dp_size=ranks, facts=facts, own=own, settings={"steps_of_process": True},
+        loss=loss, dp_size=ranks, facts=facts, own=own,
     )  # fmt: skip
 
 

@@ -85,8 +85,7 @@ def _ppo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
         "entropy_coef": config.entropy_coeff if entropy is not None else 0.0,
     }  # fmt: skip
     normalizers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if name in data}
-    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts, weights=weights, own=own,
-                    settings={"steps_of_process": True})  # fmt: skip
+    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts, weights=weights, own=own)
 
 
 def _scores(output: Any) -> Scores:
