@@ -35,7 +35,9 @@ class StoredRecord:
 
     def to_json(self) -> str:
         """Return the record as JSON."""
-        return json.dumps({"format": FORMAT} | _plain(self), indent=1, sort_keys=True)
+        from msgspec.json import encode, format
+
+        return format(encode({"format": FORMAT} | _plain(self), order="sorted"), indent=1).decode()
 
     @classmethod
     def from_file(cls: type[T], path: Path) -> T:
