@@ -150,7 +150,16 @@ class Linting:
         findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
         self.judge_steps(kept)
         findings.finish()
+        if any(map(_has_terms_apart, kept)):
+            said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`, for OpenRLHF"
+            findings.left.append(NotChecked(findings["formula"].rule, said, by))
         return findings
+
+
+def _has_terms_apart(call: RecordedCall) -> bool:
+    """Check whether its trainer adds terms to what its recorded loss returns."""
+    penalized = call.fact("kl.use_loss") and call.fact("kl.init_coef")
+    return call.is_loss and bool(penalized or call.fact("entropy_coef"))
 
 
 def add(total: RuleOutcome, outcome: RuleOutcome) -> None:

@@ -450,6 +450,13 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
     assert not lint(store.root, step.publish(store)).broken
 
 
+def test_terms_that_are_added_to_recorded_losses_are_named_as_not_checked(tmp_path):
+    step, store = Step(), Store(tmp_path).create()
+    plant(step, ["fact kl.use_loss true", "fact kl.init_coef 0.1", "finish"])
+    (left,) = lint(store.root, step.publish(store)).left
+    assert left.rule.name == "formula" and "actordbg step" in left.by
+
+
 @pytest.mark.parametrize("known", ["true", "false"])
 def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path, known):
     step, store = Step(), Store(tmp_path).create()
