@@ -255,8 +255,8 @@ def versions_of(model: str) -> dict[str, str]:
 
 def weights_version(model: str) -> str | None:
     """Return the hash of a model's files, 16 hex digits; None if it has no files on this machine."""
-    config = _config_of(model)
-    if config is None or model == TINY:
+    config = None if model == TINY else _config_of(model)
+    if config is None:
         return None
     folder = config.parent
     total = hashlib.sha256()
