@@ -287,7 +287,8 @@ def sort_into(bound: Bound, name: str, value: Any) -> None:
         bound.room, why = room, str(error) if isinstance(value, str) or str(error) == _TOO_LARGE else ""
     bound.arguments.pop(name, None)
     bound.groups.pop(name, None)
-    if _does_nothing(value):
+    idle = type(value) in (ExitStack, AsyncExitStack) and not value.__dict__.get("_exit_callbacks")
+    if idle or (type(value) is nullcontext and value.enter_result is None):  # as trainers pass where nothing is to be entered
         bound.arguments[f"context.{name}"] = f"{type(value).__name__}, which does nothing"
         return
     dist = sys.modules.get("torch.distributed")
@@ -296,13 +297,6 @@ def sort_into(bound: Bound, name: str, value: Any) -> None:
     else:
         what = "a value of type" if why else UNKNOWN_TYPE  # what is plain, and was not stored, matters to a replay
         bound.extra[name] = scrub(f"{what} {type(value).__module__}.{type(value).__qualname__}{why}")
-
-
-def _does_nothing(value: Any) -> bool:
-    """Return whether this is a context manager that does nothing, as trainers pass where nothing is to be entered."""
-    if type(value) is nullcontext:
-        return value.enter_result is None
-    return type(value) in (ExitStack, AsyncExitStack) and not value.__dict__.get("_exit_callbacks")
 
 
 def _unstorable_tensor(tensor: Tensor) -> str:

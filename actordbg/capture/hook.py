@@ -124,13 +124,15 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
         actor_cls.forward = wrap(original, slot)  # type: ignore[attr-defined]
         if inside and package in DISTRIBUTIONS:  # its modules are known
             with contextlib.suppress(ImportError, AttributeError):
-                loss = importlib.import_module(f"{actor_cls.__module__.rpartition('.')[0]}.loss").ValueLoss
-                loss.__init__ = _awaiting(loss.__init__, slot)
+                losses = importlib.import_module(f"{actor_cls.__module__.rpartition('.')[0]}.loss")
+                for name in ("ValueLoss", "SFTLoss", "DPOLoss"):
+                    loss = getattr(losses, name)
+                    loss.__init__ = _awaiting(loss.__init__, slot)
     return True
 
 
 def _awaiting(original: Callable[..., None], slot: Slot) -> Callable[..., None]:
-    """Return the `__init__` of a critic's loss, which also starts its process's recorder."""
+    """Return the `__init__` of a loss, which also starts its process's recorder: before a critic's step, or a trainer's `fit`."""
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:

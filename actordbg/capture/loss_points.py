@@ -14,7 +14,8 @@ from typing import Any
 class CapturePoint:
     """A loss. where: "module:Class", an nn.Module, or a function. returns: names of its results. names: its arguments' names in
     PolicyLoss. method: of the class; "" for a function. model: the trainer's attribute, and the role, of the model whose values
-    it gets; "" if it gets the log-probs of the last forward.
+    it gets; "" if it gets the log-probs of the last forward. scores: the trainer's method that sums log-probs by rows, for a loss
+    of these sums. facts: what it does not have as attributes.
     """
 
     where: str
@@ -22,15 +23,17 @@ class CapturePoint:
     names: Mapping[str, str]
     method: str = "forward"
     model: str = ""
+    scores: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CapturePoints:
     """The losses of a trainer.
 
-    forward, steps: "module:Class" of the classes whose `forward` returns the log-probs, and whose `training_step(experience,
-    ...)` calls a loss; optimizer: that whose `backward(loss, ...)` and `optimizer_step(...)` follow it.
-    settings: paths in `strategy.args` by the name that a record has; flags: those that are recorded as true or false.
+    forward: "module:Class.forward", which returns the log-probs; steps: methods that get an experience, or `strategy.args`, and
+    call a loss; optimizer: "module:Class" of that whose `backward(loss, ...)` and `optimizer_step(...)` follow it.
+    settings: paths in `strategy.args` by the name that a record has; flags: paths by the name for whether any of them is set.
     """
 
     losses: tuple[CapturePoint, ...]
@@ -55,7 +58,7 @@ class CapturePoints:
         """Return the settings and flags, which a process reads once for each `strategy.args`, and the trainer's end token."""
         if self.read[0] is not arguments:
             named = {name: _at(arguments, path) for name, path in self.settings.items()}
-            named |= {name: bool(_at(arguments, path)) for name, path in self.flags.items()}
+            named |= {name: any(_at(arguments, path) for path in paths.split()) for name, paths in self.flags.items()}
             self.read[:] = arguments, named
         return {**self.read[1], "eos_token_id": _at(trainer, "tokenizer.eos_token_id")}  # a critic's trainer may have none
 

@@ -38,6 +38,7 @@ from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 from actordbg.formats.nested_values import CONTEXT
 
+INPUTS = ("sequences", "attention_mask")
 _AFTER = ("backward_loss", "grad_norm")
 """Results that are known after the loss, at the end of the training step or of the optimizer step."""
 _DTYPES: dict[type, Any] = {bool: np.int64, int: np.int64, float: np.float64, tuple: np.int64}
@@ -49,6 +50,7 @@ class _Here(threading.local):
     """What a thread is in: its last forward, its training step (trainer, experience, kl_ctl, number), and its loss whose record
     waits for the end of the step.
 
+    scores: the last two forwards whose log-probs were summed by rows, with these, the real tokens, the first actions, the inputs.
     engine: that of its last loss. ends: an optimizer step of the trainer is followed. numbers: see `number`.
     """
 
@@ -59,6 +61,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.numbers: dict[Any, tuple[Any, Tensor]] = {}
+        self.scores: list[tuple[Any, ...]] = []
 
 
 here = _Here()
@@ -91,20 +94,13 @@ class LossBinder(Binder):
 class LastForward:
     """The last forward of a thread, by weak references. item: its recorded call; None if it was not recorded.
 
-    output: None for the first forward of a process, which had begun before it was noted. inputs: its `sequences` and
-    `attention_mask`, by name.
+    inputs: its `sequences` and `attention_mask`, by name.
     """
 
-    output: Referent | None
+    output: Referent
     actor: Referent
     inputs: Mapping[str, Referent]
     item: Item | None
-
-    def returned(self, log_probs: Any) -> bool:
-        """Check whether these log-probs are what the forward returned."""
-        if self.output is not None:
-            return self.output() is log_probs
-        return isinstance(log_probs, Tensor) and log_probs.requires_grad
 
 
 @dataclass(slots=True)
@@ -166,8 +162,10 @@ class LossSlot:
         finish(here.waiting)
         recorder, control, names = self._slot.recorder, self._slot.recorder.control, self._point.names
         given = {names.get(name, name): value for name, value in kwargs.items()} if names else kwargs
-        if control is None:
+        if control is None or not torch.is_grad_enabled():
             return None
+        if self._point.scores:
+            args, given = (), _of_sums(args)
         if self._control is not control:
             self._control, self._controls = control, _switches(control, follows=not self._point.model)
         log_probs = args[0] if args else given.get("log_probs")
@@ -191,7 +189,7 @@ class LossSlot:
     def _forward(self, control: Control, log_probs: Any) -> LossModel | None:
         """Return the Actor of the last forward; None if these are not its log-probs, or if its loss is not recorded."""
         last, recorder = here.forward, self._slot.recorder
-        if last is None or not last.returned(log_probs):
+        if last is None or last.output() is not log_probs:
             return None
         actor, item = last.actor(), last.item
         chosen = item is not None and item.reason is None
@@ -208,8 +206,7 @@ class LossSlot:
             return None
         trainer, experience, *_ = here.step
         engine = getattr(trainer, self._point.model)
-        read = {name: getattr(experience, name, None) for name in ("sequences", "attention_mask")}
-        inputs = {name: value for name, value in read.items() if isinstance(value, Tensor)}
+        inputs = {name: value for name in INPUTS if isinstance(value := getattr(experience, name, None), Tensor)}
         steps, step = control.steps, getattr(engine, "global_steps", None)
         inside = steps is None or (step is not None and min(steps) <= step <= max(steps))
         return LossModel(engine, engine, self._point.model, inputs, None, self._controls[inside])
@@ -224,7 +221,7 @@ class LossSlot:
             "loss." + name: value
             for name, value in vars(loss).items()
             if name[0] != "_" and name != "training" and not isinstance(value, Tensor)
-        }
+        } | self._point.facts
         tensors: dict[str, Tensor] = {}
         shared["settings"] = vars(loss).get("_settings", {})
         own: dict[str, Any] = {"micro_steps": vars(engine).get("micro_steps"), **vars(loss).get("_own", {})}
@@ -260,6 +257,17 @@ class LossSlot:
         binder = LossBinder(self._original, self._point, {**shared, **shared.get("settings", {}), "settings": None})
         self._binders = [(shared, binder), *self._binders[:7]]
         return binder
+
+
+def _of_sums(sums: Args) -> dict[str, Any]:
+    """Return what a loss's sums of rows were made of: those of chosen and rejected rows, and the base's of both."""
+    (here.forward, own, real, starts, ids, *_), (_, base, *_) = here.scores
+    here.scores, at = [], torch.arange(real.shape[1])
+    mask = (at >= torch.tensor(starts)[:, None]).to(real) * real
+    return {
+        "sequences": ids, "attention_mask": real, "action_mask": mask[:, 1:] != 0, "log_probs": own,
+        "context.base_action_log_probs": base, "context.base_row_log_probs": torch.cat(sums[2:]),
+    }  # fmt: skip
 
 
 def _switches(control: Control, *, follows: bool) -> tuple[Control, Control]:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,20 +23,13 @@ from torch.compiler import is_compiling
 from actordbg.capture.control import Control
 from actordbg.capture.facts import Args, Binder, Named
 from actordbg.capture.loss_points import CapturePoint, CapturePoints
-from actordbg.capture.loss_record import LastForward, LossSlot, finish, here
+from actordbg.capture.loss_record import INPUTS, LastForward, LossSlot, finish, here
 from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function, Any], Function]
 _attached: dict[tuple[type, str], object] = {}
-_INPUTS = ("sequences", "attention_mask")
-
-
-def _inputs(binder: Binder, args: Args, kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[Tensor]]:
-    """Return weak references to the rows of a forward."""
-    given = (*zip(binder.names, args, strict=False), *kwargs.items())
-    return {name: weakref.ref(value) for name, value in given if name in _INPUTS and isinstance(value, Tensor)}
 
 
 def _noting(original: Function, slot: Any) -> Function:
@@ -54,11 +47,25 @@ def _noting(original: Function, slot: Any) -> Function:
             item, known = slot.recorder.last, slot.recorder.known(self)
             own = item is not None and known is not None and item.ledger is known.ledger  # else another thread's, or actor's
             if values is not None:
-                at = weakref.ref(values), weakref.ref(self)
-                here.forward = LastForward(*at, _inputs(binder, args, kwargs), item if own else None)
+                given = (*zip(binder.names, args, strict=False), *kwargs.items())
+                rows = {name: weakref.ref(each) for name, each in given if name in INPUTS and isinstance(each, Tensor)}
+                here.forward = LastForward(weakref.ref(values), weakref.ref(self), rows, item if own else None)
         return output
 
     return forward
+
+
+def _scoring(original: Function) -> Function:
+    """Return the method that sums log-probs by rows, which also notes them, the mask of real tokens, and where actions begin."""
+
+    @functools.wraps(original)
+    def scoring(*args: Any, **kwargs: Any) -> Any:
+        last = here.forward
+        if last is not None and len(args) == 4 and last.output() is args[1]:
+            here.scores = [*here.scores[-1:], (last, *args[1:], *(at() for at in last.inputs.values()))]
+        return original(*args, **kwargs)
+
+    return scoring
 
 
 def _stepping(original: Function) -> Function:
@@ -112,19 +119,19 @@ def attach(slot: Any, wrap: Wrap) -> None:
         slot.enter = _within(slot.recorder, control)
     if LOSS not in control.calls:
         return
-    slot.enter = _first(slot, slot.enter or slot.recorder.enter)
     for points in filter(None, map(CapturePoints.of, slot.packages)):
-        _replace(points.optimizer, "backward", _backward)
-        ends = _replace(points.optimizer, "optimizer_step", _optimizer_step)
+        _replace(f"{points.optimizer}.backward", _backward)
+        ends = _replace(f"{points.optimizer}.optimizer_step", _optimizer_step)
 
         def wrapped(point: CapturePoint, original: Function, own: CapturePoints = points, ends: bool = ends) -> Any:
             return wrap(original, LossSlot(slot, own, point, original, ends=ends))
 
+        _replace(points.forward, lambda original: _noting(original, slot))
         for point in points.losses:
-            _replace(point.where, "forward", functools.partial(wrapped, point))
-        _replace(points.forward, "forward", lambda original: _noting(original, slot))
+            _replace(f"{point.where}.forward", functools.partial(wrapped, point))
+            _replace(point.scores, _scoring)
         for step in points.steps:
-            _replace(step, "training_step", _stepping)
+            _replace(step, _stepping)
 
 
 def _within(recorder: Any, control: Control) -> Function:
@@ -143,7 +150,10 @@ def _within(recorder: Any, control: Control) -> Function:
             trained = step
         if trained is not None:
             step = trained
-        elif step is None or _has_no_steps(recorder.known(actor) or recorder.meet(actor, control), actor):
+        elif step is None or (
+            getattr(actor, "recorded_role", None) is None  # else an adapter's reference, which has its trainer's step
+            and (recorder.known(actor) or recorder.meet(actor, control)).role == "reference"
+        ):
             why = f"--step selects no call of this {type(actor).__name__}: its optimizer step is unknown"
             recorder.notices.later_on("steps", why)
             step = None
@@ -155,29 +165,10 @@ def _within(recorder: Any, control: Control) -> Function:
     return enter
 
 
-def _has_no_steps(instance: Any, actor: Any) -> bool:
-    """Check for a reference model in a process of its own. An adapter's reference has its trainer's step."""
-    return instance.role == "reference" and getattr(actor, "recorded_role", None) is None
-
-
-def _first(slot: Any, inner: Function) -> Function:
-    """Return what the next call runs first: it is noted, since it may have begun before its forward was wrapped."""
-
-    def enter(binder: Binder, actor: Any, args: Args, kwargs: Named) -> Item | None:
-        slot.enter, slot.recorder.last = inner, None
-        with contextlib.suppress(MemoryError, TypeError):
-            here.forward = LastForward(None, weakref.ref(actor), _inputs(binder, args, kwargs), None)
-        entered: Item | None = inner(binder, actor, args, kwargs)
-        if here.forward is not None:
-            here.forward.item = slot.recorder.last
-        return entered
-
-    return enter
-
-
-def _replace(where: str, method: str, make: Callable[[Function], Function]) -> bool:
-    """Replace a method of a class that is imported, once. Returns whether it is replaced now."""
-    module, _, name = where.partition(":")
+def _replace(where: str, make: Callable[[Function], Function]) -> bool:
+    """Replace a method, "module:Class.method", of a class that is imported, once. Returns whether it is replaced now."""
+    module, _, within = where.partition(":")
+    name, _, method = within.partition(".")
     holder = getattr(sys.modules.get(module), name, None)
     original = None if holder is None else vars(holder).get(method)
     if holder is None or not callable(original):

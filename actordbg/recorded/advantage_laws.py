@@ -30,7 +30,7 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import number
 from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LAST, LEAST, LOW, MOST, Answer, Calls, Numbers, RecordedCall
-from actordbg.recorded.step_laws import has_rollout, of_critics, steps
+from actordbg.recorded.step_laws import has_rollout, of_critics, rollout, steps
 
 OFF = 1e-3
 """Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
@@ -138,7 +138,7 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
     mixed = bool(first.fact("kl.init_coef")) and not first.fact("kl.use_loss")
     discounts = first.fact("advantage.estimator") == "reinforce" and first.fact("advantage.gamma") not in (None, 1)
     every = [(call, row) for call in losses for row in range(call.rows)]
-    samples, prompts = first.fact("n_samples_per_prompt") or 0, first.fact("rollout.batch_size") or 0
+    samples, size = first.fact("n_samples_per_prompt") or 0, rollout(losses)
     whole = first.imported or has_rollout(losses)
     members: dict[bytes, list[int]] = defaultdict(list)
     kept = (counts > 0).nonzero()[0].tolist()
@@ -147,7 +147,8 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
     if first.imported:  # what a file calls returns need not be what its advantages are made of
         estimates = estimates.copy()
         estimates[:, [LAST, LEAST, MOST, COUNT + 3, COUNT + 4, COUNT + 5]] = np.nan
-        samples, prompts = max(map(len, members.values()), default=0), len(members)
+        samples = max(map(len, members.values()), default=0)
+        size = samples * len(members)
     groups = [group for group in members.values() if len(group) == samples]
     return EstimatedStep(
         words=words,
@@ -156,9 +157,9 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
         estimates=estimates[kept],
         groups=groups,
         samples=samples,
-        rollout=samples * prompts,
+        rollout=size,
         whole=whole,
-        of_one_rollout=samples * prompts % len(every) == 0,
+        of_one_rollout=size % len(every) == 0,
         mixed=mixed,
     )
 
@@ -297,18 +298,12 @@ def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
         if step.of.scale == "group" and size > 1:
             wanted[groups] /= own.std(1, ddof=1, keepdims=True) + step.of.least
         if step.of.scale == "others" and size > 2:
-            spread = _std_of_others(own)
+            spread = np.stack([np.delete(own, at, 1).std(1, ddof=1) for at in range(size)], 1)
             wanted[groups] /= np.where(spread > 0, spread + step.of.least, 1.0)
     if step.of.scale == "batch":
         wanted = wanted / (rewards.std(ddof=1) + step.of.least) if step.whole and len(rewards) > 1 else unknown
     clip = step.rows[0][0].fact("reward.clip_range")
     return np.clip(wanted, *clip) if clip else wanted
-
-
-def _std_of_others(rewards: Numbers) -> Numbers:
-    """Return the standard deviation of all other rewards of a group, for each, [groups, samples]."""
-    others = [np.delete(rewards, at, 1).std(1, ddof=1) for at in range(rewards.shape[1])]
-    return np.stack(others, 1)
 
 
 def whitening(calls: Calls, answer: Answer) -> None:

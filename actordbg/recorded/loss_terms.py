@@ -15,7 +15,8 @@ differentiates the same formula. No trainer's code is used.
 | DPPO | -t A r, or 0 where p has moved farther than a limit in A's direction; + c (new - old)^2 | prime-rl 0.8 `loss.py` |
 | supervised | -new, in DFT times exp(new) | Wu et al. 2025 |
 | DPO, of a row's pair | -log sigmoid(b d), max(0, 1 - b d), or IPO's (d - 1 / 2b)^2, d = chosen - rejected | Rafailov 2023 |
-| | of the rows' sums of new - base, or IPO's means; the first half of the rows was chosen | TRL 1.16 `_compute_loss` |
+| | of the rows' sums of new - base, or TRL's IPO's means; the first half of the rows was chosen | TRL 1.16 `_compute_loss` |
+| with label smoothing s | + s b d | OpenRLHF 0.11 `DPOLoss` |
 | a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
 | KL to the base | k1: d, abs: |d|, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
 | other trainers' penalties | + c KL, in TRL times r by default, - c' entropy | TRL 1.16 `_compute_loss`, verl 0.9.1 `ppo_loss` |
@@ -149,19 +150,21 @@ def _surrogate(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ra
 
 def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
     """Return the term of a preference loss of the pair that each row is in, at each of its actions, [B, A]."""
-    new, base, kind, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("loss_type"), loss.get("beta")
+    new, base, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("beta")
+    kind = loss.get("loss_type") or ("ipo_sum" if loss.get("ipo") else "sigmoid")
     sums = named.get("base_row_log_probs") if base is None else xp.where(mask, base, 0.0).sum(-1)
     if sums is None or not isinstance(beta, int | float) or not beta or len(new) % 2:
         return None
     apart = xp.where(mask, new, 0.0).sum(-1) - (0.0 if loss.get("without_reference") else sums)
-    apart = apart / xp.clip(mask.sum(-1), 1, None) if kind in ("ipo", "sigmoid_norm") else apart
+    apart = apart / xp.clip(mask.sum(-1), 1, None) if loss.get("by_means") or kind in ("ipo", "sigmoid_norm") else apart
     half = len(apart) // 2
     over = apart[:half] - apart[half:]
     near = beta * over
+    smoothed = loss.get("label_smoothing", 0.0) * near
     terms = {
-        "sigmoid": xp.log1p(xp.exp(-abs(near))) + xp.clip(-near, 0.0, None), "hinge": xp.clip(1 - near, 0.0, None),
+        "sigmoid": xp.logaddexp(-near, 0 * near) + smoothed, "hinge": xp.clip(1 - near, 0.0, None),
         "ipo": (over - 1 / (2 * beta)) ** 2,
-    }.get((kind or "").removesuffix("_norm"))  # fmt: skip
+    }.get(kind.partition("_")[0])  # fmt: skip
     return None if terms is None else xp.concatenate((terms, terms))[:, None] * xp.ones_like(new)
 
 
@@ -220,8 +223,10 @@ def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[st
         others = {"off", "token", "seq"} - {loss["is_correction_level"]}
         changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
     if beta := loss.get("beta"):
-        changes |= {"chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True}}
-        changes["means over a row's tokens instead of sums"] = {"loss_type": f"{loss.get('loss_type')}_norm"}
+        changes |= {
+            "chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True},
+            "means over a row's tokens instead of sums": {"by_means": True}, "no label smoothing": {"label_smoothing": 0.0},
+        }  # fmt: skip
     if loss.get("kl_coef"):
         changes["no KL"] = {"kl_coef": 0.0}
         known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))

@@ -128,16 +128,17 @@ def placeholder(call: RecordedCall, answer: Answer) -> None:
 
 def mask(call: RecordedCall, answer: Answer) -> None:
     said = call.log_probs().get("rollout_log_probs")
+    multi_turn = call.fact("multi_turn")
+    active: Numbers = call.active
     real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
     spoken: Numbers = said is None or np.nan_to_num(said) != 0
     within: Numbers = spoken & real
     for by in (-1, 1, -2, 2) if said is not None else ():
-        assert call.active is not None
-        whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
-        cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
-        bad = call.active.any(1) & (whole | cut)
-        kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
-        if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
+        whole = (shifted(spoken, by) == active).all(1) & (active != spoken).any(1)
+        cut = (shifted(within, by) & real == active).all(1) & (active != within).any(1)  # at the row's end
+        bad = active.any(1) & (whole | cut)
+        kept = active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
+        if (bad & kept).any() or bad.sum() * 2 > active.any(1).sum():
             words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
             answer.rows(call, bad, words, side=TRAINER)
             break
@@ -147,26 +148,29 @@ def mask(call: RecordedCall, answer: Answer) -> None:
             side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
             words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
             answer.rows(call, ahead.any(1), words, side=side)
-    if said is not None and call.active is not None and call.real is not None:
-        left = spoken & real & ~call.active
-        last = (left == (real & ~shifted(real, -1))).all(1) & call.active.any(1)
+    if said is not None and call.real is not None:
+        left = spoken & real & ~active
+        last = (left == (real & ~shifted(real, -1))).all(1) & active.any(1)
         if last.sum() >= LATE and not left[~last].any():
             answer.rows(call, last, "the action mask leaves out the last token, which the engine sampled", side=TRAINER)
-    multi_turn = call.fact("multi_turn")
-    if call.holes is None:
+    if call.holes is None or call.real is None:
         return
+    supervised = call.fact("loss.policy_loss_type") == "sft"
+    if supervised and call.fact("pretrain") is False:
+        whole = call.counts == call.real.sum(1) - 1
+        answer.rows(call, whole & whole.all(), "rows count from their first token on, and so do their prompts", side=TRAINER)
     if multi_turn is False:
-        side = TRAINER if call.fact("loss.beta") else ""  # of preferences, which no engine sampled
+        beta = call.fact("loss.beta")
+        side = TRAINER if beta or supervised else ""  # no engine sampled these
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
         half, left = divmod(call.rows, 2)
-        if side and not left:
+        if beta and not left:
             others = [own != paired for own, paired in zip(call.prompts[:half], call.prompts[half:], strict=False)]
             answer.rows(call, np.array(others * 2), "the rows of a pair have different tokens before their actions", side=side)
         return
-    active, ends = call.active, call.actions == call.fact("eos_token_id")
-    assert active is not None and call.real is not None
+    ends = call.actions == call.fact("eos_token_id")
     behind = ends & ~active & shifted(active, 1) & call.real[:, -active.shape[1] :]
-    if call.fact("loss.policy_loss_type") == "sft" and behind.any() and not (ends & active).any():
+    if supervised and behind.any() and not (ends & active).any():
         answer.rows(call, behind.any(1), "no end token is an action, although one is behind the last action", side=TRAINER)
     elif multi_turn is None and not call.holes.any():
         answer.looked_at += call.rows

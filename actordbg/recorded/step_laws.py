@@ -120,10 +120,10 @@ def reference(calls: Calls, answer: Answer) -> None:
             continue
         for call in losses:
             base = call.heads.get("base_action_log_probs")
+            sums = call.array("base_row_log_probs") if base is None else None
             if base is None and "log_probs" in call.heads:
                 unknown = np.full(call.heads["log_probs"].shape[1], np.nan)
                 base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
-            sums = call.array("base_row_log_probs")
             if sums is not None and call.terms and call.surprisal is not None and call.counts is not None:
                 away = np.abs(call.surprisal + sums)
                 apart.append(away / np.maximum(call.counts, 1))
@@ -224,6 +224,11 @@ def alignment(call: RecordedCall, answer: Answer) -> None:
                 break
         answer.rows(call, bad, words, side=side_apart(call, name))
     _blame_the_loss(answer)
+    base, sums = known.get("base_action_log_probs"), call.array("base_row_log_probs")
+    if base is not None and sums is not None:
+        away = np.abs(np.nansum(base, 1) - sums) / active.sum(1)
+        words = "the base's sums of rows are not those of its log-probs over their actions"
+        answer.rows(call, away > MOVED[call.fp32], words, away, TRAINER)
 
 
 def _blame_the_loss(answer: Answer) -> None:
@@ -261,7 +266,6 @@ def of_critics(calls: Calls, answer: Answer) -> None:
 
 def groups(calls: Calls, answer: Answer) -> None:
     """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
-    scored = Counter((run, step) for run, step, _ in scored_rows(calls).elements())
     for words, losses in steps(calls):
         size = losses[0].fact("n_samples_per_prompt") or 0
         prompts = Counter(prompt for call in losses for prompt in call.prompts)
@@ -273,16 +277,22 @@ def groups(calls: Calls, answer: Answer) -> None:
         odd = [prompt for prompt, count in prompts.items() if count % size]
         if odd:
             call = next(call for call in losses if odd[0] in call.prompts)
-            mixed = scored[call.record.run, call.record.step] > prompts.total()
-            why = "rows of several rollouts are mixed" if mixed else "groups have other prompts"
-            said = f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times: {why}"
+            said = f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times"
             answer.violated(call, said, call.prompts.index(odd[0]))
 
 
 def has_rollout(losses: Calls) -> bool:
     """Check whether a step has all rows of a rollout, once each."""
-    samples, prompts = (losses[0].fact(name) or 0 for name in ("n_samples_per_prompt", "rollout.batch_size"))
-    return 0 < samples * prompts == sum(call.rows for call in losses) and is_whole(losses)
+    return rollout(losses) == sum(call.rows for call in losses) and is_whole(losses)
+
+
+def rollout(losses: Calls) -> int:
+    """Return how many rows the rollout of a step has; 0 if unknown, -1 if they may be of several, which a frozen policy made."""
+    first = losses[0]
+    made = (first.record.step or 0) * sum(call.rows for call in losses)
+    samples, prompts, epochs = (first.fact(name) or 0 for name in ("n_samples_per_prompt", "rollout.batch_size", "max_epochs"))
+    frozen = first.fact("freezing_steps")
+    return samples * prompts if frozen in (None, -1) or made >= (frozen + 2) * samples * prompts * epochs else -1
 
 
 def scored_rows(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, bytes]]:

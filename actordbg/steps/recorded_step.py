@@ -28,7 +28,7 @@ from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import read_record
 from actordbg.trainers.trainer import TRAINER
 
-_RECORD = "record a PPO or SFT with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
+_RECORD = "record a PPO, DPO or SFT with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
 _REPLAYED = f"{TRAINER.package}."
 """How the function of a loss begins that `TRAINER.total_loss` computes."""
 

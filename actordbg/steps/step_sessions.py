@@ -18,6 +18,7 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.formats.weight_hashes import bare_name
 from actordbg.recorded.loss_terms import kl_terms, loss_terms
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.steps.step_plan import ENTROPY, StepPlan
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import text_call
@@ -133,46 +134,46 @@ class _Objective:
     """
 
     def __init__(self, loss: Dump, plan: StepPlan, dtype: torch.dtype, device: torch.device) -> None:
-        own, arguments = f"{CONTEXT}loss.", loss.record.arguments
+        call = RecordedCall(loss.record, {})
         self._plan, self.loss, self.entropy = plan, 0.0, 0.0
-        self._attributes = {name.removeprefix(own): value for name, value in arguments.items() if name.startswith(own)}
+        self._attributes, self._fact = call.loss_attributes, call.fact
         self._named = {
             name.removeprefix(CONTEXT): tensor.to(device, dtype)
             for name, tensor in loss.tensors.items()
             if tensor.is_floating_point()
         }
         self._mask = loss.tensors["action_mask"].to(device) != 0
-        self._facts: dict[str, Any] = {name.removeprefix(CONTEXT): value for name, value in arguments.items()}
 
     def __call__(self, row: int, places: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
-        named = {name: each[row, places][None] for name, each in self._named.items() if each.dim() == 2}
-        mask, own = self._mask[row, places][None], scores[None]
+        named = {name: each for name, each in self._named.items() if each.dim() == 2}
+        mask = self._mask
+        own = torch.zeros_like(named["log_probs"]).index_put((places.new_tensor(row), places), scores)
         recorded = named["log_probs"].where(mask, own.detach())  # which say what is clipped, and how much each action counts
         named["log_probs"] = recorded + own - own.detach()
         terms = loss_terms(torch, self._attributes, named, mask)
         if terms is None or self._attributes.get("kl_coef") or self._attributes.get("entropy_coef"):
-            raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")
+            raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO, DPO or SFT")
         by_token, tokens = self._attributes.get("token_level_loss") is not False, self._plan.tokens
-        summed = terms.where(mask, 0.0).sum()
-        total: Tensor = summed / tokens if by_token else summed / mask.sum().clamp(min=1) / self._plan.rows
-        self.loss += float(total.detach())
-        if self._facts.get("kl.use_loss") and self._facts.get("kl.init_coef"):
+        means = terms.where(mask, 0.0).sum(1) / (tokens if by_token else mask.sum(1).clamp(min=1) * self._plan.rows)
+        total: Tensor = means.sum()
+        self.loss += float(means[row].detach())
+        if self._fact("kl.use_loss") and self._fact("kl.init_coef"):
             kl = self._kl(named).where(mask, 0.0).sum() / tokens
             total = total + float(self._named["kl_ctl"]) * kl
-        if coefficient := self._facts.get("entropy_coef"):
+        if coefficient := self._fact("entropy_coef"):
             log_softmax = torch.log_softmax(logits, -1)
             each = (log_softmax.exp() * log_softmax).sum(-1)
-            negated = each.where(mask[0], 0.0).sum()
+            negated = each.where(mask[row, places], 0.0).sum()
             self.entropy -= float(negated.detach())
             total = total + coefficient * negated / tokens
         return total
 
     def _kl(self, named: dict[str, Tensor]) -> Tensor:
         new, base = named["log_probs"], named.get("base_action_log_probs")
-        terms: Tensor | None = None if base is None else kl_terms(torch, self._facts["kl.estimator"], new, base)
+        terms: Tensor | None = None if base is None else kl_terms(torch, self._fact("kl.estimator"), new, base)
         if terms is None or base is None:
             raise Unsupported("the KL term cannot be computed from what was recorded", hint="record the step again")
-        if not self._facts.get("kl.unbiased_gradient"):
+        if not self._fact("kl.unbiased_gradient"):
             return terms
         weight = (new - named["old_log_probs"]).exp().clamp(max=_KL_WEIGHT).detach()
         gradient: Tensor = weight * (new - base) ** 2 / 2

@@ -37,17 +37,7 @@ class AdapterLoss:
     _settings: Mapping[str, Any] = {}
     _own: Mapping[str, Any] = {}
 
-    def forward(
-        self,
-        log_probs: Any,
-        old_log_probs: Any = None,
-        advantages: Any = None,
-        action_mask: Any = None,
-        rollout_log_probs: Any = None,
-        dp_size: Any = None,
-        batch_num_tokens: Any = None,
-        global_batch_size: Any = None,
-    ) -> Any:
+    def forward(self, log_probs: Any, **_: Any) -> Any:
         """Return the value that the trainer computed."""
         return self._value
 

@@ -1,7 +1,10 @@
 """Losses are recorded beside forwards: OpenRLHF's own PolicyLoss on small tensors, called as its training step calls it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from adaptercases import dumps_of, record_here
 from capturekit import Recording
 from commandline import invoke
 from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
@@ -137,19 +140,19 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path):
             invoke(Store(tmp_path), "dump enable --calls", typed)
 
 
-def test_the_loss_of_a_first_forward_is_recorded(openrlhf, store):
-    """As in SFT, where no forward of old log-probs comes first."""
-    recording = Recording(store, calls=("forward", "loss"))
-    recording.slot.packages.add("openrlhf")
-    openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
-    actor, loss, rows = openrlhf.Actor(), openrlhf.PolicyLoss(), torch.arange(12).view(2, 6)
-    mask, strategy = torch.ones(2, 5).bool(), openrlhf.Trainer(actor, loss).strategy
-    for _ in range(2):
-        log_probs = actor(rows, mask, attention_mask=torch.ones_like(rows))
-        loss(log_probs, log_probs.detach(), torch.ones(2, 5), action_mask=mask)
-        strategy.optimizer_step(None, actor, None)
-    forwards, recorded = losses_of(recording)
-    assert len(forwards) == len(recorded) == 2 and torch.equal(recorded[0].tensors["sequences"], rows)
+def test_the_losses_of_preferences_are_recorded_from_the_first_forward_on_with_what_their_sums_were_made_of(openrlhf, store):
+    from openrlhf.models.loss import DPOLoss
+
+    hook.install(openrlhf.Actor, store=record_here(store, calls=("forward", "loss")))
+    rows, real = torch.arange(24).view(4, 6), torch.ones(4, 6).long()
+    rows[2:, :3], real[1, 5] = rows[:2, :3], 0
+    given = SimpleNamespace(models=(openrlhf.Actor(), openrlhf.Actor()), loss=DPOLoss(0.1), ids=rows, real=real)
+    openrlhf.Preferences().fit(given)
+    first, _ = (dump for dump in dumps_of(store) if dump.record.point == "loss")
+    assert torch.equal(first.tensors["sequences"], rows) and first.record.arguments["context.multi_turn"] is False
+    assert first.tensors["action_mask"].sum(1).tolist() == [3, 2, 3, 3]
+    findings = linted(store)
+    assert not findings.broken and {"formula", "alignment", "mask"} <= {law.name for law in findings.held}, findings.in_words()
 
 
 def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):

@@ -92,13 +92,26 @@ def test_a_replay_that_repeats_a_wrong_norm_does_not_make_it_right(tmp_path, app
     assert verdict.word == "WRONG"
 
 
+def gradient_of(attributes, **tensors):
+    """The gradient of a recorded loss by its formula, of rows with one action."""
+    facts, own = {f"context.loss.{name}": value for name, value in attributes.items()}, torch.zeros(2, 1).requires_grad_()
+    loss = SimpleNamespace(
+        record=SimpleNamespace(arguments=facts, batch_size=2), tensors=tensors | {"action_mask": torch.ones(2, 1)}
+    )
+    objective = _Objective(loss, SimpleNamespace(tokens=2, rows=2), torch.float32, own.device)
+    for row, each in enumerate(own):
+        objective(row, torch.arange(1), each, each).backward()
+    return own.grad.flatten().tolist()
+
+
 def test_what_is_clipped_follows_from_the_recorded_log_probs():
-    known, one = {"policy_loss_type": "ppo", "clip_eps_low": 0.2, "clip_eps_high": 0.2}, torch.ones(1, 1)
-    facts = {f"context.loss.{name}": value for name, value in known.items()}
-    tensors = {"log_probs": 0.19 * one, "old_log_probs": 0 * one, "advantages": one, "action_mask": one}
-    loss, own = SimpleNamespace(record=SimpleNamespace(arguments=facts), tensors=tensors), torch.zeros(1).requires_grad_()
-    _Objective(loss, SimpleNamespace(tokens=1, rows=1), torch.float32, one.device)(0, torch.arange(1), own, one).backward()
-    assert own.grad.tolist() == [0.0]
+    known, one = {"policy_loss_type": "ppo", "clip_eps_low": 0.2, "clip_eps_high": 0.2}, torch.ones(2, 1)
+    assert gradient_of(known, log_probs=0.19 * one, old_log_probs=0 * one, advantages=one) == [0.0, 0.0]
+
+
+def test_the_gradient_of_preferences_is_that_of_pairs_also_where_the_policy_is_its_reference():
+    known, one = {"policy_loss_type": "dpo", "beta": 0.4, "label_smoothing": 0.1, "token_level_loss": False}, torch.ones(2, 1)
+    assert gradient_of(known, log_probs=-one, base_action_log_probs=-one) == pytest.approx([-0.16, 0.16])
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path):

@@ -125,6 +125,23 @@ class CriticPPOTrainer:
         return loss
 
 
+class DPOTrainer:
+    """The part of OpenRLHF's trainer that sums the log-probs of a policy and of its reference."""
+
+    def _get_batch_logps(self, log_probs, real, starts):
+        return (log_probs * real[:, 1:])[:, starts[0] - 1 :].sum(-1)
+
+    def fit(self, args):
+        self.strategy, real = strategy_with_settings(), args.real
+        for _ in range(2):
+            sums = []
+            for model in args.models:
+                log_probs = model(args.ids, real[:, 1:], attention_mask=real)
+                sums += self._get_batch_logps(log_probs, real, [3] * len(real)).chunk(2)
+            args.loss(*sums)
+            self.strategy.optimizer_step(None, args.models[0], None)
+
+
 def strategy_with_settings():
     """A strategy as a trainer gets it."""
     rollout = SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=2)
@@ -146,18 +163,25 @@ def stand_in_for_openrlhf(monkeypatch):
     for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.import_module("openrlhf.models.loss")
-    made = {"openrlhf.models.actor": type("Actor", (Actor,), {"forward": Actor.forward}),
-            "openrlhf.trainer.ray.ppo_actor": type("ActorPPOTrainer", (ActorPPOTrainer,), {"training_step": ActorPPOTrainer.training_step}),
-            "openrlhf.trainer.ray.ppo_critic": type("CriticPPOTrainer", (CriticPPOTrainer,), {"training_step": CriticPPOTrainer.training_step}),
-            "openrlhf.utils.deepspeed.deepspeed": type("DeepspeedStrategy", (), dict(vars(DeepspeedStrategy)))}  # fmt: skip
+    kinds = {
+        "models.actor": Actor, "trainer.ray.ppo_actor": ActorPPOTrainer, "trainer.ray.ppo_critic": CriticPPOTrainer,
+        "trainer.dpo_trainer": DPOTrainer, "utils.deepspeed.deepspeed": DeepspeedStrategy,
+    }  # fmt: skip
+    made = {f"openrlhf.{name}": type(kind.__name__, (kind,), dict(vars(kind))) for name, kind in kinds.items()}
     for name, kind in made.items():
         module = ModuleType(name)
         kind.__module__ = name
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(losses, "_attached", {})
-    actor, trainer, critic, _ = made.values()
-    yield SimpleNamespace(Actor=actor, Trainer=trainer, Critic=critic, PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss)
+    actor, trainer, critic, preferences, _ = made.values()
+    yield SimpleNamespace(
+        Actor=actor,
+        Trainer=trainer,
+        Critic=critic,
+        Preferences=preferences,
+        PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss,
+    )
     for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
         sys.modules.pop(name, None)
 

@@ -37,6 +37,9 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
     options = {name: f"{CONTEXT}loss.{name}" for name in inspect.signature(kind.__init__).parameters}
     module = kind(**{name: arguments[key] for name, key in options.items() if key in arguments})
     names = {name: point.names.get(name, name) for name in inspect.signature(module.forward).parameters}
+    if point.scores:
+        rows = (log_probs * known["action_mask"]).sum(-1)
+        known |= zip(names, torch.cat((rows, known["context.base_row_log_probs"])).chunk(4), strict=True)
     result = module(**{name: known[own] for name, own in names.items() if own in known})
     results = dict(zip(point.returns, result if isinstance(result, tuple) else (result,), strict=False))
     total = results["loss"]
