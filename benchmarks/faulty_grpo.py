@@ -99,6 +99,8 @@ def judged(folder: Path, command: str, step: int = 0) -> str:
     words = [command]
     if command == "check":
         words += ["--recorded", "--where", f"step={step}", "--model", str(model)]
+    if command == "step":
+        words += ["--step", str(step), "--model", str(model)]
     if command == "explain":
         where = ["--where", f"step={step} and grad_enabled", "--max-inputs", "2", "--keep-tensors", "--no-backward"]
         subprocess.run([*base, "replay", *where, "--model", str(model)], check=False, capture_output=True)

@@ -174,7 +174,7 @@ def _molt(model: Path, rollout: Rollout, plant: Plant) -> None:
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     mesh = torch.distributed.init_device_mesh("cpu", (1,))
-    kl = SimpleNamespace(use_loss=True, init_coef=0.1, estimator="k3", ref="frozen")
+    kl = SimpleNamespace(use_loss=True, init_coef=0.1, estimator="k3", ref="model")
     args = SimpleNamespace(
         fsdp=SimpleNamespace(param_dtype="fp32"),
         rollout=SimpleNamespace(temperature=TEMPERATURE, top_p=1.0, top_k=-1),
@@ -211,7 +211,7 @@ def _molt(model: Path, rollout: Rollout, plant: Plant) -> None:
                 part = slice(first, first + 2)
                 experience = Experience(
                     sequences=sequences[part], attention_mask=real[part], action_mask=mask[part], info={},
-                    action_log_probs=old[part], base_action_log_probs=old[part],
+                    action_log_probs=old[part], base_action_log_probs=old[part] - 0.5 * mask[part],
                     rollout_log_probs=sampled[part], advantages=advantages[part] * mask[part],
                 )  # fmt: skip
                 trainer.training_step(experience, 0.1, window, num_microbatches=2, is_optimizer_step=first > start)
@@ -282,6 +282,23 @@ def _of_tokens(trainer: Any) -> None:
     trainer.training_step = lambda experience, kl, count, **more: original(experience, kl, count / 2, **more)
 
 
+def _turned(trainer: Any) -> None:
+    module = sys.modules[type(trainer).__module__]
+    original = module.compute_approx_kl
+    module.compute_approx_kl = lambda *args, **more: -original(*args, **more)
+
+
+def _lost(trainer: Any) -> None:
+    original = trainer.strategy.backward
+
+    def changed(loss: Any, model: Any, *args: Any, **more: Any) -> None:
+        original(loss, model, *args, **more)
+        if not more["sync_gradients"]:
+            model.zero_grad()
+
+    trainer.strategy.backward = changed
+
+
 def _cool(package: Any) -> None:
     """Score at another temperature than the configured one."""
     import torch
@@ -324,6 +341,9 @@ CASES: dict[str, tuple[Callable[[Path, Rollout, Plant], None], dict[str, Fault]]
         "doubled": Fault(_surrogate, "trainer", "lint", "2 times it"),
         "tokens": Fault(_of_tokens, "trainer", "lint", "2 times it"),
         "stale": Fault(_of_old, "trainer", "lint", "ratio"),
+        "healthy-stepped": Fault(_none, "", "step", ""),
+        "kl-sign": Fault(_turned, "trainer", "step", "the norm is"),
+        "lost-gradient": Fault(_lost, "trainer", "step", "only the gradient of the last is applied"),
     }),
 }  # fmt: skip
 """For each package how it trains, and its cases. A fault's options are attributes of `Server`."""

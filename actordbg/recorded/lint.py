@@ -151,7 +151,7 @@ class Linting:
         self.judge_steps(kept)
         findings.finish()
         if any(map(_has_terms_apart, kept)):
-            said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`, for OpenRLHF"
+            said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`"
             findings.left.append(NotChecked(findings["formula"].rule, said, by))
         return findings
 

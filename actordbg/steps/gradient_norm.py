@@ -48,11 +48,8 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
     step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
     zero, gas, ratio = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
     if step.places > 1:
-        yield (
-            "last micro-batch",
-            alone[-1],
-            f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied",
-        )
+        under = "" if zero is None else f" under ZeRO {zero}"
+        yield "last micro-batch", alone[-1], f"of {step.places} micro-batches{under}, only the gradient of the last is applied"
         yield "first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"
     yield "gradient twice", 2 * whole, "each micro-batch's gradient is accumulated twice"
     if step.ranks > 1:

@@ -122,8 +122,10 @@ class RecordedStep:
 
     @property
     def accumulation(self) -> int:
-        """The number that the engine divides each loss by: DeepSpeed's accumulation, else the number of micro-batches."""
-        return int(self.fact("engine_accumulation") or self.places)
+        """The number that the engine divides each loss by: DeepSpeed's accumulation, else the number of micro-batches; 1 if
+        another trainer's loss has this formula.
+        """
+        return int(self.fact("engine_accumulation") or (1 if self.fact("loss.formula_of") else self.places))
 
     @cached_property
     def expected(self) -> float:
@@ -223,7 +225,7 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     joined = []
     for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
         about = f"the loss {loss.record.dump_id}"
-        function = str(loss.record.actor.get("function"))
+        function = str(loss.fact("loss.formula_of") or loss.record.actor.get("function"))
         if not function.startswith(_REPLAYED):
             text = f"{about} is {function}, and only losses of {TRAINER.package} are replayed"
             raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")

@@ -15,7 +15,7 @@ _ACTOR = "molt.models.actor:Actor"
 _SETTINGS = {
     "rollout.temperature": "rollout.temperature", "rollout.top_p": "rollout.top_p", "rollout.top_k": "rollout.top_k",
     "multi_turn": "train.agent_path", "kl.use_loss": "algo.kl.use_loss", "kl.init_coef": "algo.kl.init_coef",
-    "kl.estimator": "algo.kl.estimator", "entropy_coef": "actor.entropy_coef",
+    "kl.estimator": "algo.kl.estimator", "kl.ref": "algo.kl.ref", "entropy_coef": "actor.entropy_coef",
 }  # fmt: skip
 """Paths in the arguments of its trainer, by the names that settings have in records."""
 _OF_EXPERIENCE = ("base_action_log_probs", "rewards", "returns", "response_length", "truncated")
@@ -65,13 +65,16 @@ def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
     facts["is_correction_level"] = "seq" if level == "geo" else level
     if not loss.token_level_loss:
         facts["loss_agg_mode"] = "seq-mean-token-mean"
+    settings = _settings(trainer)
+    if known and level == "off" and facts["loss_agg_mode"] == "token-mean" and settings["kl.ref"] != "rollout":  # its k3 differs
+        facts["formula_of"] = "openrlhf.models.loss:PolicyLoss.forward"
     names = ("old_log_probs", "advantages", "rollout_log_probs", "dp_size", "batch_num_tokens", "global_batch_size")
     own = {name: value for name in _OF_EXPERIENCE if (value := getattr(experience, name, None)) is not None}
     if trainer is not None:
-        own["lr"] = float(trainer.actor_scheduler.get_last_lr()[0])
+        own |= {"lr": float(trainer.actor_scheduler.get_last_lr()[0]), "kl_ctl": call["around"].get("kl_ctl")}
     return LossCall(
         call["log_probs"], call["action_mask"], **{name: call[name] for name in names}, loss=output[0], facts=facts, own=own,
-        settings=_settings(trainer),
+        settings=settings,
     )  # fmt: skip
 
 

@@ -76,16 +76,17 @@ class SFTLoss(torch.nn.Module):
 from collections import defaultdict
 
 class FsdpStrategy:
-    accumulated_gradient = 2
+    accumulated_gradient, norm = 2, 0.5
 
     def __init__(self):
         self.time_steps = defaultdict(int)
 
     def get_grad_norm(self, model):
-        return 0.5
+        return self.norm
 """,
     "trainer/workers/policy_actor.py": """
 from contextlib import ExitStack
+import torch
 
 class PolicyTrainer:
     def __init__(self, **given):
@@ -98,6 +99,7 @@ class PolicyTrainer:
                             rollout_log_probs=experience.rollout, batch_num_tokens=batch_num_tokens)
         loss.backward()
         if is_optimizer_step:
+            self.strategy.norm = torch.nn.utils.get_total_norm([each.grad for each in self.actor.parameters()]).item()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.strategy.get_grad_norm(self.actor)
@@ -223,6 +225,8 @@ def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a
                 apart = (session.run(dump, backward=False).log_probs - dump.outputs["action_log_probs"]).abs().max()
                 assert apart < 2e-5 and (through == "rows" or apart == 0)
             session.close()
+        step = in_json(store, "step --step 0 --dtype fp32 --model", tmp_path / "model")
+        assert step["verdict"] == "RIGHT" and "the norm is" in step["sentence"], step["sentence"]
 
 
 def test_an_sft_step_ends_with_its_last_micro_batch_and_what_its_calls_have_beside_is_kept(molt, store, tmp_path, monkeypatch):

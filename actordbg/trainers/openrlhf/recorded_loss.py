@@ -15,6 +15,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.capture.loss_points import CapturePoints
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.store.payload import Dump
+from actordbg.trainers.openrlhf.cpu import stand_in_for_flash_attn
 
 
 def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tuple[Tensor, dict[str, float]]:
@@ -23,10 +24,12 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
     recorded: the dump of the loss. log_probs: [B, A], differentiable; entropy: [B, A] if the run has an entropy term. Raises
     Unsupported for a loss of another trainer, and if a term's values were not recorded.
     """
+    stand_in_for_flash_attn()
     from openrlhf.models import loss as losses
     from openrlhf.models.utils import compute_approx_kl
 
-    where, arguments, declared = recorded.record.actor.get("function"), recorded.record.arguments, CapturePoints.of("openrlhf")
+    arguments, declared = recorded.record.arguments, CapturePoints.of("openrlhf")
+    where = arguments.get(f"{CONTEXT}loss.formula_of") or recorded.record.actor.get("function")
     assert declared is not None
     point = next((each for each in declared.losses if where == f"{each.where}.forward" and not each.model), None)
     if point is None:
