@@ -211,7 +211,7 @@ def why_no_norm(figures: StepFigures) -> str:
     if figures.step.missing:
         return "the step is not whole"
     if figures.step.fact("aux_loss_coef"):
-        return "the auxiliary loss of its experts is not replayed"
+        return "the auxiliary loss, of its experts or of DPO's chosen rows, is not replayed"
     if figures.weights.same is False:
         return figures.weights.words
     if figures.step.micro_batches[0].loss.record.actor.get("lora") and base_of(figures.config.model or "") is None:

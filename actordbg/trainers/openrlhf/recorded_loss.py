@@ -27,7 +27,6 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
     from openrlhf.models.utils import compute_approx_kl
 
     where, arguments, declared = recorded.record.actor.get("function"), recorded.record.arguments, CapturePoints.of("openrlhf")
-    assert declared is not None
     point = next((each for each in declared.losses if where == f"{each.where}.forward" and not each.model), None)
     if point is None:
         raise Unsupported(f"{where} is not a loss of OpenRLHF", hint="only OpenRLHF's losses are computed again")
