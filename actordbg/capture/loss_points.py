@@ -45,11 +45,11 @@ class CapturePoints:
     read: list[Any] = field(default_factory=lambda: [object(), {}])
 
     @classmethod
-    def of(cls, package: str) -> CapturePoints | None:
-        """Read what the folder of a trainer's package declares; None if actordbg has no such folder."""
+    def of(cls, package: str) -> CapturePoints:
+        """Read what the folder of a trainer's package declares: nothing if actordbg has no such folder."""
         file = Path(__file__).parents[1] / "trainers" / package / "losses.json"
         if not package.isidentifier() or not file.is_file():
-            return None
+            return cls(())
         read = json.loads(file.read_text(encoding="utf-8"))
         losses = (CapturePoint(**{**each, "returns": tuple(each["returns"])}) for each in read.pop("losses"))
         return cls(tuple(losses), **read)

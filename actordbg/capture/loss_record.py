@@ -262,8 +262,8 @@ class LossSlot:
 def _of_sums(sums: Args) -> dict[str, Any]:
     """Return what a loss's sums of rows were made of: those of chosen and rejected rows, and the base's of both."""
     (here.forward, own, real, starts, ids, *_), (_, base, *_) = here.scores
-    here.scores, at = [], torch.arange(real.shape[1])
-    mask = (at >= torch.tensor(starts)[:, None]).to(real) * real
+    here.scores = []
+    mask = (torch.arange(real.shape[1]) >= torch.tensor(starts)[:, None]).to(real) * real
     return {
         "sequences": ids, "attention_mask": real, "action_mask": mask[:, 1:] != 0, "log_probs": own,
         "context.base_action_log_probs": base, "context.base_row_log_probs": torch.cat(sums[2:]),

@@ -119,7 +119,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
         slot.enter = _within(slot.recorder, control)
     if LOSS not in control.calls:
         return
-    for points in filter(None, map(CapturePoints.of, slot.packages)):
+    for points in map(CapturePoints.of, slot.packages):
         _replace(f"{points.optimizer}.backward", _backward)
         ends = _replace(f"{points.optimizer}.optimizer_step", _optimizer_step)
 

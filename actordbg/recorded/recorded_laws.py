@@ -233,7 +233,7 @@ LAWS = (
     RecordedLaw(
         "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
         "align log-probs with tokens: the log-prob at t is of the id at t + 1", _OF_LOSS, EITHER,
-        fails="log-probs belong to the tokens beside theirs", judge=step_laws.alignment, over_calls=False,
+        fails="log-probs are not those of their own tokens", judge=step_laws.alignment, over_calls=False,
     ),
     RecordedLaw(
         "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",

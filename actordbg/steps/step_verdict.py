@@ -66,7 +66,7 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     name = "batch_num_tokens" if step.by_token else "global_batch_size"
     by, wanted = step.fact(name), step.divisor / step.accumulation
     if by is None:
-        if step.places * step.ranks > 1 and not _as_one(step):
+        if all(_gives(each, step, each.terms) for each in step.micro_batches) and not _as_one(step):
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
             yield broken("own means", words)
@@ -211,7 +211,7 @@ def why_no_norm(figures: StepFigures) -> str:
     if figures.step.missing:
         return "the step is not whole"
     if figures.step.fact("aux_loss_coef"):
-        return "the auxiliary loss of its experts is not replayed"
+        return "the auxiliary loss, of its experts or of DPO's chosen rows, is not replayed"
     if figures.weights.same is False:
         return figures.weights.words
     if figures.step.micro_batches[0].loss.record.actor.get("lora") and base_of(figures.config.model or "") is None:

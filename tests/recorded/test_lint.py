@@ -403,7 +403,6 @@ def test_every_field_that_a_process_of_a_training_may_record_has_a_law_or_a_reas
     names = [f"record.{name}" for name in DumpRecord.__dataclass_fields__] + [f"actor.{name}" for name in _CONFIG_FACTS]
     for file in Path(trainers.__file__).parent.glob("*/losses.json"):
         points = CapturePoints.of(file.parent.name)
-        assert points is not None
         names += [*points.settings, *points.flags, *(name for loss in points.losses for name in loss.returns)]
     names += [name for name in LossCall.__dataclass_fields__ if name not in ("facts", "settings", "own", "weights")]
     assert not unlisted([*names, *loss_record._AFTER])
