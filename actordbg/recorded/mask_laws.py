@@ -13,7 +13,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of, spanned
 
 UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
 """Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
@@ -85,8 +85,7 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     if zeros is None or ids is None or call.ends is None:
         return None
     spoken = _spoken(call)
-    around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
-    between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
+    between: Numbers = call.active & ~spoken & spanned(spoken)
     runs = between & (shifted(between, 1) | shifted(between, -1))
     runs = runs & ((runs & zeros).sum(1, keepdims=True) > 1)
     ahead = Counter[int](ids[shifted(runs & ~shifted(runs, 1), -1)].tolist())
@@ -257,9 +256,11 @@ def cut_off(calls: Calls, answer: Answer) -> None:
         if cut is not None and rewards is not None and cut.size == rewards.size == call.rows:
             by_run[call.record.run].append(call)
     for own in by_run.values():
-        known = [np.concatenate([np.asarray(call.array(name)).reshape(-1) for call in own]) for name in ("truncated", "rewards")]
-        cut, best = known[0] != 0, known[1] == known[1].max()
-        if min(cut.sum(), (~cut).sum()) < FEW or len(np.unique(known[1])) > VERIFIED:
+        truncated, rewards = (
+            np.concatenate([np.asarray(call.array(name)).reshape(-1) for call in own]) for name in ("truncated", "rewards")
+        )
+        cut, best = truncated != 0, rewards == rewards.max()
+        if min(cut.sum(), (~cut).sum()) < FEW or len(np.unique(rewards)) > VERIFIED:
             continue
         answer.looked_at += int(cut.sum())
         of_cut, of_ended, of_all = best[cut].mean(), best[~cut].mean(), best.mean()

@@ -45,6 +45,11 @@ def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
     return moved
 
 
+def spanned(mask: Numbers) -> Numbers:
+    """Mark each row of a mask [B, A] from its first column that is set to its last."""
+    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
+
+
 def key_of(ids: Numbers) -> bytes:
     """Return a key of token ids [n]."""
     return blake2b(np.asarray(ids, "<i8").tobytes(), digest_size=12).digest()
@@ -199,10 +204,8 @@ class RecordedCall:
         ahead = self.real & (columns < first[:, None])
         last = np.where(ahead.any(1), length - 1 - ahead[:, ::-1].argmax(1), 0)
         ids = np.pad(ids, ((0, 0), (0, 1)), constant_values=-1)
-        each = zip(
-            self._keys(ahead & (columns < last[:, None])), *(ids[range(rows), at].tolist() for at in (last, first)), strict=True
-        )
-        return list(each)
+        stems = self._keys(ahead & (columns < last[:, None]))
+        return list(zip(stems, *(ids[range(rows), at].tolist() for at in (last, first)), strict=True))
 
     @property
     def prompts(self) -> list[bytes]:
