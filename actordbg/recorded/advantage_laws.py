@@ -150,17 +150,10 @@ def _estimated_step(words: str, losses: Calls, estimates: Numbers, of: Estimator
         samples, prompts = max(map(len, members.values()), default=0), len(members)
     groups = [group for group in members.values() if len(group) == samples]
     return EstimatedStep(
-        words=words,
-        of=replace(of, by_token=of.by_token or mixed or discounts),
-        rows=[every[place] for place in kept],
-        estimates=estimates[kept],
-        groups=groups,
-        samples=samples,
-        rollout=samples * prompts,
-        whole=whole,
-        of_one_rollout=samples * prompts % len(every) == 0,
-        mixed=mixed,
-    )
+        words=words, of=replace(of, by_token=of.by_token or mixed or discounts), rows=[every[place] for place in kept],
+        estimates=estimates[kept], groups=groups, samples=samples, rollout=samples * prompts, whole=whole,
+        of_one_rollout=samples * prompts % len(every) == 0, mixed=mixed,
+    )  # fmt: skip
 
 
 def _as_most_rows(words: str, losses: Calls, estimates: Numbers) -> EstimatedStep | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of, spanned
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of
 
 UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
 """Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
@@ -36,6 +36,11 @@ def beginning(call: RecordedCall, answer: Answer) -> None:
     at = np.minimum((real != 0).argmax(1), ids.shape[1] - 2)
     rows = np.arange(len(ids))
     answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
+
+
+def spanned(mask: Numbers) -> Numbers:
+    """Mark each row of a mask [B, A] from its first column that is set to its last."""
+    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
 
 
 def _scorer(call: RecordedCall) -> str:

@@ -45,11 +45,6 @@ def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
     return moved
 
 
-def spanned(mask: Numbers) -> Numbers:
-    """Mark each row of a mask [B, A] from its first column that is set to its last."""
-    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
-
-
 def key_of(ids: Numbers) -> bytes:
     """Return a key of token ids [n]."""
     return blake2b(np.asarray(ids, "<i8").tobytes(), digest_size=12).digest()

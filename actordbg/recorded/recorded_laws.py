@@ -17,7 +17,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws, turns
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, RecordedLaw, shifted, side_of, spanned
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -52,7 +52,7 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
     width = mask.shape[1]
     padded = call.active & ~real[:, -width:]
     answer.rows(call, padded.any(1), "the action mask covers padding: it is shifted")
-    between = spanned(real) & ~real
+    between = mask_laws.spanned(real) & ~real
     padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
     hole = between & ~np.isin(sequences, padding) if padding.size else between & False
     answer.rows(call, hole.any(1), "the attention mask leaves out a token between others: it is shifted")

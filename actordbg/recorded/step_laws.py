@@ -15,15 +15,7 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.formats.dumpfile import IMPORTED
-from actordbg.recorded.recorded_calls import (
-    HEAD,
-    Answer,
-    Calls,
-    Numbers,
-    RecordedCall,
-    shifted,
-    side_apart,
-)
+from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall, key_of, shifted, side_apart
 
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
@@ -370,9 +362,9 @@ def duplicates(calls: Calls, answer: Answer) -> None:
 
 def _may_be_pairs(call: RecordedCall, unlearned: Set[bytes]) -> bool:
     """Check whether labels may be of preferences: a reference scored a row too, or several answers share a prompt."""
-    shared = len({*call.prompts}) < len({*call.row_keys})
-    prompted = any(first > 1 for *_, first in call.beginnings)  # else all tokens but the first are trained on
-    return call.imported or not unlearned.isdisjoint(call.row_keys) or (shared and prompted)
+    prompted = any(stem != key_of([]) for stem, *_ in call.beginnings)  # else all tokens but the first are trained on
+    shared = prompted and len({*call.prompts}) < len({*call.row_keys})
+    return call.imported or not unlearned.isdisjoint(call.row_keys) or shared
 
 
 def _over_ranks(calls: Calls, answer: Answer, unlikely: set[bytes]) -> None:
