@@ -453,13 +453,17 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
 
 
 @pytest.mark.parametrize(
-    ("prompts", "scored", "broken"), [((1, 2, 1, 3), 0, ["duplicates"]), ((1, 2, 1, 3), 1, []), ((1, 1, 1, 1), 0, [])]
-)
-def test_rows_twice_in_labels_are_named_unless_they_may_be_of_preferences(tmp_path, prompts, scored, broken):
+    ("prompts", "begin", "scored", "broken"),
+    [
+        ((1, 2, 1, 3), PROMPT, 0, ["duplicates"]), ((1, 2, 1, 3), PROMPT, 1, []), ((1, 1, 1, 1), PROMPT, 0, []),
+        ((7, 7, 7, 7), 1, 0, ["duplicates"]),
+    ],
+)  # fmt: skip
+def test_rows_twice_in_labels_are_named_unless_they_may_be_of_preferences(tmp_path, prompts, begin, scored, broken):
     """scored: a reference had the rows, too."""
     store, answers = Store(tmp_path).create(), (1, 2, 1, 3)
     ids = torch.tensor([prompts, answers]).repeat_interleave(torch.tensor([PROMPT, 60]), 0).T.contiguous()
-    inputs = {"sequences": ids, "action_mask": torch.arange(1, 65).expand(4, -1) >= PROMPT, "context.labels": ids}
+    inputs = {"sequences": ids, "action_mask": torch.arange(1, 65).expand(4, -1) >= begin, "context.labels": ids}
     for number in range(1 + scored):
         store.publish_dump(*payload.encode(record(number, batch_size=4, seq_len=65, grad_enabled=not number), inputs))
     assert [rule["rule"] for rule in linted(store)["rules"] if rule["state"] == "broken"] == broken
