@@ -44,7 +44,7 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
         fixed["attn"] = choices.attn
     if config.backend != "plain":
         fixed["timeout_s"] = max(config.timeout_s, LEAST_TIMEOUT_S)
-    return tuple(sorted(fixed.items(), key=lambda item: item[0]))
+    return tuple(sorted(fixed.items()))
 
 
 def reopens(config: ReplayConfig) -> Hashable | None:

@@ -34,7 +34,7 @@ def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> TokenSample:
 
     def chosen(values: Sequence[Array]) -> Array:
         taken = [np.asarray(each, np.float64)[piece.mask] for each, piece in zip(values, pieces, strict=True)]
-        return np.concatenate(taken) if taken else np.zeros(0)
+        return np.concatenate([np.zeros(0), *taken])
 
     rows, end = [], 0
     for piece in pieces:

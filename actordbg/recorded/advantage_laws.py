@@ -306,6 +306,15 @@ def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
     return np.clip(wanted, *clip) if clip else wanted
 
 
+def misplaced(step: EstimatedStep) -> bool:
+    """Check whether rewards are, by their returns, those of earlier actions than the last."""
+    if (rewards := _rewards(step)) is None or len(rewards) < ROWS:
+        return False
+    wanted, estimates = _values(step, rewards), step.estimates
+    earlier = np.abs(estimates[:, LEAST : MOST + 1] - wanted[:, None]).min(1)
+    return bool(np.nansum([np.abs(estimates[:, LAST]), earlier], 1).max() < np.nansum(np.abs(wanted)) / 10)
+
+
 def whitening(calls: Calls, answer: Answer) -> None:
     """Look for rollouts whose whitened advantages do not have mean 0 and standard deviation 1."""
     for step in estimated(calls, answer):

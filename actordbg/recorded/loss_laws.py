@@ -14,10 +14,10 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, TRAINER, number
-from actordbg.recorded.advantage_laws import estimated, tolerance
+from actordbg.recorded.advantage_laws import estimated, misplaced, tolerance
 from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, OF_STEPS, Terms, aggregation
 from actordbg.recorded.mask_laws import NEVER
-from actordbg.recorded.recorded_calls import HEAD, LAST, LEAST, MOST, Answer, Calls, Numbers, RecordedCall
+from actordbg.recorded.recorded_calls import LAST, LEAST, MOST, Answer, Calls, Numbers, RecordedCall
 from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, learns, scored_rows, steps, updates
 
 LOSS_OFF = {True: 1e-4, False: 0.01}
@@ -172,7 +172,7 @@ def equal_calls(calls: Calls, answer: Answer) -> None:
         own.sort(key=lambda call: call.record.call_index)
         last = own[-1].record  # the role of a model's first calls may be unknown
         by_role[last.run, last.role or "model"].append(own)
-    for (_, role), of_ranks in sorted(by_role.items(), key=lambda item: item[0]):
+    for (_, role), of_ranks in sorted(by_role.items()):
         made = {own[0].record.rank: _calls_by_step(own) for own in of_ranks}
         if not 1 < len(made) == len(of_ranks):
             continue  # a rank that was there twice: another job of this run
@@ -203,7 +203,9 @@ def agreement(calls: Calls, answer: Answer) -> None:
     for words, losses in steps(calls):
         for name in ("rollout_log_probs", "old_log_probs"):
             both = [(call.heads[name], call.heads["log_probs"]) for call in losses if {name, "log_probs"} <= call.heads.keys()]
-            said, own = map(np.concatenate, zip(*both, strict=True)) if both else (np.zeros((0, HEAD)), np.zeros((0, HEAD)))
+            if not both:
+                continue
+            said, own = map(np.concatenate, zip(*both, strict=True))
             known = np.isfinite(said + own) & (said > NEVER)
             if known.sum() < MANY:
                 continue
@@ -237,24 +239,22 @@ def advantages(calls: Calls, answer: Answer) -> None:
         rows = [call.weightless for call in losses if call.weightless is not None]
         if not rows or not learns(losses):
             continue
-        rewards: dict[bytes, set[float]] = defaultdict(set)
-        members: Counter[bytes] = Counter()
+        rewards: dict[bytes, list[float]] = defaultdict(list)
         for call in losses:
             given = call.array("rewards")
             for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
-                rewards[prompt].add(float(reward))
-                members[prompt] += 1
-        flat = sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
-        groups, flat_groups = groups + sum(count > 1 for count in members.values()), flat_groups + flat
+                rewards[prompt].append(float(reward))
+        several = [len(set(of)) == 1 for of in rewards.values() if len(of) > 1]
+        flat, groups, flat_groups = sum(several), groups + len(several), flat_groups + sum(several)
         weightless += rows
         none = sum(map(len, rows)) > 1 and np.concatenate(rows).all()
-        if none and flat and flat == len(members):
+        if none and flat and flat == len(rewards):
             answer.lacks = "a step whose prompts have different rewards: of equal ones, advantages are 0"
             continue
         answer.looked_at += 1
         if none:
             said, side = f"{words}: every advantage is 0, so nothing is learned", ""
-            if any(len(of) > 1 for of in rewards.values()):
+            if any(len(set(of)) > 1 for of in rewards.values()):
                 said, side = f"{said}, although rewards differ", TRAINER
             answer.violated(losses[0], said, side=side)
     if weightless:
@@ -275,12 +275,12 @@ def token_rewards(calls: Calls, answer: Answer) -> None:
             continue
         answer.looked_at += len(step.rows)
         off = tolerance(step.estimates[:, LAST])
-        above = (most > off) & (not step.mixed or estimator in ("k2", "k3"))
-        bad = ((least < -off) & (not step.mixed) | above).nonzero()[0]
+        above, moved = (most > off) & (not step.mixed or estimator in ("k2", "k3")), misplaced(step)
+        bad = ((least < -off) & (not step.mixed) | above | moved).nonzero()[0]
         for row in bad[:1]:
             far = float(max(least[row], most[row], key=abs))
             said = f"by its returns, a token before the last of a row has the reward {number(far)}"
-            expected = "a KL penalty only takes away" if step.mixed else "only the last has one"
+            expected = "a KL penalty only takes away" if step.mixed and not moved else "only the last has one"
             step.broken(answer, row, f"{said}, where {expected}", far, len(bad))
         own = dict.fromkeys(call for call, _ in step.rows)
         since = run in updated and all(scored[run, first.record.step, key] for call in own for key in call.row_keys)

@@ -99,11 +99,12 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     """
     new, old, advantages = (named.get(name) for name in ("log_probs", "old_log_probs", "advantages"))
     if new is None and {"values", "old_values", "returns"} <= named.keys():
-        values, before, clip = named["values"], named["old_values"], loss.get("clip_eps")
+        values, before, clip = named["values"], xp.roll(named["old_values"], loss.get("rows_late", 0), 0), loss.get("clip_eps")
         terms = (values - named["returns"]) ** 2 / 2
         if clip is None:
             return terms
-        return xp.maximum(terms, (before + xp.clip(values - before, -clip, clip) - named["returns"]) ** 2 / 2)
+        bound = xp.minimum if loss.get("other_bound") else xp.maximum
+        return bound(terms, (before + xp.clip(values - before, -clip, clip) - named["returns"]) ** 2 / 2)
     kind, old_rows = loss.get("policy_loss_type"), named.get("old_row_log_probs")
     if new is None or kind == "other" or (old is None and old_rows is None) != (advantages is None):
         return None
@@ -125,7 +126,7 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     if loss.get("dual_clip") is not None:
         terms = xp.where(advantages < 0, xp.maximum(terms, loss["dual_clip"] * advantages), terms)
     terms = -(terms * _weights(xp, loss, old, rollout, mask) if corrected and kind == "ppo" else terms)
-    terms = terms * named["term_weights"] if "term_weights" in named else terms
+    terms = terms * named["term_weights"] if "term_weights" in named and loss.get("weighted", True) else terms
     for name, by in (("kl", ratio if loss.get("kl_by_ratio") else 1.0), ("entropy", -1.0)):
         if loss.get(f"{name}_coef") and loss.get(f"{name}_share") is None:
             each = penalty(xp, name, loss, named)
@@ -145,7 +146,8 @@ def _surrogate(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ra
     clipped = xp.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"])
     if kind == "cispo":
         return getattr(clipped, "detach", clipped.__array__)() * advantages * new
-    return xp.minimum(ratio * advantages, clipped * advantages)
+    bound = xp.maximum if loss.get("other_bound") else xp.minimum
+    return bound(ratio * advantages, clipped * advantages)
 
 
 def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
@@ -216,12 +218,18 @@ def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[st
         changes[f"a ratio of each {of}"], limits = {"policy_loss_type": kind}, ["clip_eps_low", "clip_eps_high"]
         if low != high:
             changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
+    if "clip_eps" in loss:
+        changes["old values of another row"] = {"rows_late": 1}
+    if limits:
+        changes["clipping with min and max swapped"] = {"other_bound": True}
     for limit in {*_CLIPS, low or math.inf, high or math.inf} if limits else ():
         words = f"clipping at {limit}" if math.isfinite(limit) else "a loss without clipping"
         changes[words] = dict.fromkeys(limits, limit)
     if loss.get("is_correction_threshold"):
         others = {"off", "token", "seq"} - {loss["is_correction_level"]}
         changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
+    if loss.get("is_corrected"):
+        changes["a loss without its importance correction"] = {"weighted": False}
     if beta := loss.get("beta"):
         changes |= {
             "chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True},

@@ -38,6 +38,11 @@ def beginning(call: RecordedCall, answer: Answer) -> None:
     answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
 
 
+def spanned(mask: Numbers) -> Numbers:
+    """Mark each row of a mask [B, A] from its first column that is set to its last."""
+    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
+
+
 def _scorer(call: RecordedCall) -> str:
     """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
     return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
@@ -85,8 +90,7 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     if zeros is None or ids is None or call.ends is None:
         return None
     spoken = _spoken(call)
-    around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
-    between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
+    between: Numbers = call.active & ~spoken & spanned(spoken)
     runs = between & (shifted(between, 1) | shifted(between, -1))
     runs = runs & ((runs & zeros).sum(1, keepdims=True) > 1)
     ahead = Counter[int](ids[shifted(runs & ~shifted(runs, 1), -1)].tolist())
@@ -261,9 +265,11 @@ def cut_off(calls: Calls, answer: Answer) -> None:
         if cut is not None and rewards is not None and cut.size == rewards.size == call.rows:
             by_run[call.record.run].append(call)
     for own in by_run.values():
-        known = [np.concatenate([np.asarray(call.array(name)).reshape(-1) for call in own]) for name in ("truncated", "rewards")]
-        cut, best = known[0] != 0, known[1] == known[1].max()
-        if min(cut.sum(), (~cut).sum()) < FEW or len(np.unique(known[1])) > VERIFIED:
+        truncated, rewards = (
+            np.concatenate([np.asarray(call.array(name)).reshape(-1) for call in own]) for name in ("truncated", "rewards")
+        )
+        cut, best = truncated != 0, rewards == rewards.max()
+        if min(cut.sum(), (~cut).sum()) < FEW or len(np.unique(rewards)) > VERIFIED:
             continue
         answer.looked_at += int(cut.sum())
         of_cut, of_ended, of_all = best[cut].mean(), best[~cut].mean(), best.mean()

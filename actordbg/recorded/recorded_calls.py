@@ -199,10 +199,8 @@ class RecordedCall:
         ahead = self.real & (columns < first[:, None])
         last = np.where(ahead.any(1), length - 1 - ahead[:, ::-1].argmax(1), 0)
         ids = np.pad(ids, ((0, 0), (0, 1)), constant_values=-1)
-        each = zip(
-            self._keys(ahead & (columns < last[:, None])), *(ids[range(rows), at].tolist() for at in (last, first)), strict=True
-        )
-        return list(each)
+        stems = self._keys(ahead & (columns < last[:, None]))
+        return list(zip(stems, *(ids[range(rows), at].tolist() for at in (last, first)), strict=True))
 
     @property
     def prompts(self) -> list[bytes]:

@@ -52,8 +52,7 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
     width = mask.shape[1]
     padded = call.active & ~real[:, -width:]
     answer.rows(call, padded.any(1), "the action mask covers padding: it is shifted")
-    around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
-    between = around[0] & around[1][:, ::-1] & ~real
+    between = mask_laws.spanned(real) & ~real
     padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
     hole = between & ~np.isin(sequences, padding) if padding.size else between & False
     answer.rows(call, hole.any(1), "the attention mask leaves out a token between others: it is shifted")
@@ -122,11 +121,10 @@ def _importance(call: RecordedCall, answer: Answer) -> None:
     plain, given, off = np.exp(apart), np.broadcast_to(weights, apart.shape), WEIGHT_OFF[stored <= {"float32", "float64"}]
     for limit in limits:
         counted = counted & ~(np.abs(plain - limit) < off * plain)  # rounding may move it to the other side
-    wanted = _limited(plain, *limits, clips=mode.endswith("truncate"))
+    wanted, inverse = (_limited(each, *limits, clips=mode.endswith("truncate")) for each in (plain, 1 / plain))
     bad = counted & ~(np.abs(given - wanted) <= off * np.maximum(plain, 1.0))
     how = ""
     if bad.any():
-        inverse = _limited(1 / plain, *limits, clips=mode.endswith("truncate"))
         used = counted & (given > 0) & (wanted > 0)
         times = given[used] / wanted[used] if used.any() else np.array([1.0, np.inf])
         is_inverse = np.allclose(given[counted], inverse[counted], rtol=off, atol=off)
@@ -297,6 +295,11 @@ LAWS = (
         (LOSS, "advantages"), "", fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
     ),
     RecordedLaw(
+        "token rewards", "a row's reward is that of its last token, and others have their KL penalty alone", "OpenRLHF 0.11.2",
+        "see gamma, lambda, where the reward is put, and that the KL penalty is subtracted", (*_ESTIMATED, "returns"), TRAINER,
+        judge=loss_laws.token_rewards, fails="tokens have other rewards than are set",
+    ),
+    RecordedLaw(
         "row advantage", "all tokens of a row have its advantage, unless the estimator gives each its own", "slime PR#2235",
         "give all tokens of a response the same advantage (only GAE, or a KL in the reward, gives each its own)", _ESTIMATED,
         TRAINER, fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
@@ -315,11 +318,6 @@ LAWS = (
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
         "match rewards and rows by id, not by order; see that advantages rise with rewards", (*_ESTIMATED, "rewards"), TRAINER,
         judge=advantage_laws.from_rewards, fails="advantages are not what the rewards give",
-    ),
-    RecordedLaw(
-        "token rewards", "a row's reward is that of its last token, and others have their KL penalty alone", "OpenRLHF 0.11.2",
-        "see gamma, lambda, where the reward is put, and that the KL penalty is subtracted", (*_ESTIMATED, "returns"), TRAINER,
-        judge=loss_laws.token_rewards, fails="tokens have other rewards than are set",
     ),
     RecordedLaw(
         "own reward", "a row has the reward that the rollout gave it", "tt-metal PR#46548",

@@ -6,7 +6,7 @@ The laws get all calls, trimmed (`RecordedCall.trim`). `recorded_laws.LAWS` has 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,14 +15,7 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.formats.dumpfile import IMPORTED
-from actordbg.recorded.recorded_calls import (
-    Answer,
-    Calls,
-    Numbers,
-    RecordedCall,
-    shifted,
-    side_apart,
-)
+from actordbg.recorded.recorded_calls import HEAD, Answer, Calls, Numbers, RecordedCall, key_of, shifted, side_apart
 
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
@@ -113,24 +106,22 @@ def reference(calls: Calls, answer: Answer) -> None:
         for key, head in zip(call.row_keys, heads, strict=False)
     }
     models = {(call.record.run, call.record.role): call.record.model_name for call in calls if call.record.model_name}
-    updated, same = set[str](), defaultdict[str, list[tuple[bool, RecordedCall, str]]](list)
+    unknown, updated, same = np.full(HEAD, np.nan), set[str](), defaultdict[str, list[tuple[bool, RecordedCall, str]]](list)
     for words, losses in steps(calls):
-        first, apart = losses[0], list[Numbers]()
+        first, apart = losses[0], [np.zeros(0)]
         if first.record.role != "policy loss":
             continue
         for call in losses:
             base = call.heads.get("base_action_log_probs")
             sums = call.array("base_row_log_probs") if base is None else None
             if base is None and "log_probs" in call.heads:
-                unknown = np.full(call.heads["log_probs"].shape[1], np.nan)
                 base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
             if sums is not None and call.terms and call.surprisal is not None and call.counts is not None:
-                away = np.abs(call.surprisal + sums)
-                apart.append(away / np.maximum(call.counts, 1))
+                apart.append(np.abs(call.surprisal + sums) / np.maximum(call.counts, 1))
             elif base is not None and base.shape == call.heads["log_probs"].shape:
                 distances = np.abs(call.heads["log_probs"] - base)
                 apart.append(distances[np.isfinite(distances)])
-        every, run = np.concatenate(apart) if apart else np.zeros(0), first.record.run
+        every, run = np.concatenate(apart), first.record.run
         if run in updated and len(every) >= ENOUGH:
             same[run].append((not every.any(), first, words))
         if updates(losses):
@@ -346,12 +337,16 @@ def duplicates(calls: Calls, answer: Answer) -> None:
         for call in calls
         if call.surprisal is not None
         for key, value in zip(call.row_keys, call.surprisal, strict=False)
+        if value  # 0 without actions
     }
+    unlearned = {key for call in calls if call.record.grad_enabled is False for key in call.row_keys}
     for call in calls:
-        record, beta = call.record, call.fact("loss.beta")
-        masks = {"action_mask", "context.labels"} & record.tensors.keys()
-        unsure = not call.is_loss and masks != {"action_mask"}
-        if record.role == ROLLOUT or beta or unsure:  # an answer may be in several pairs, and a forward does not name its loss
+        record = call.record
+        pairs = "context.labels" in record.tensors and _may_be_pairs(call, unlearned)
+        unsure = not call.is_loss and (pairs or "action_mask" not in record.tensors)
+        if (
+            record.role == ROLLOUT or call.fact("loss.beta") or unsure
+        ):  # an answer may be in several pairs, and a forward does not name its loss
             continue  # as sampled, perhaps for an evaluation; greedy rows are equal
         ranks = call.fact("dp_size")
         apart = ranks is not None and ranks == record.world_size
@@ -361,6 +356,8 @@ def duplicates(calls: Calls, answer: Answer) -> None:
         repeated = np.zeros(len(call.row_keys), bool)
         for row, key in enumerate(call.row_keys):
             count = 0 if call.counts is None else call.counts[row]
+            if call.counts is not None and not count:
+                continue  # only fills a batch
             unlikely = not surprisals[key] <= IMPROBABLE if key in surprisals else count >= LONG
             repeated[row] = unlikely and key in seen[together]
             seen[together].setdefault(key, record.dump_id)
@@ -371,6 +368,13 @@ def duplicates(calls: Calls, answer: Answer) -> None:
         how, side = known[min(times, 2)]
         answer.rows(call, repeated, f"the same row is trained on twice in a step{where}{how}", side=side)
     _over_ranks(calls, answer, {key for key, value in surprisals.items() if value > IMPROBABLE})
+
+
+def _may_be_pairs(call: RecordedCall, unlearned: Set[bytes]) -> bool:
+    """Check whether labels may be of preferences: a reference scored a row too, or several answers share a prompt."""
+    prompted = any(stem != key_of([]) for stem, *_ in call.beginnings)  # else all tokens but the first are trained on
+    shared = prompted and len({*call.prompts}) < len({*call.row_keys})
+    return call.imported or not unlearned.isdisjoint(call.row_keys) or shared
 
 
 def _over_ranks(calls: Calls, answer: Answer, unlikely: set[bytes]) -> None:

@@ -60,6 +60,11 @@ def resting(step: RecordedStep) -> list[str]:
 
 def of_update(step: RecordedStep) -> Iterator[Finding]:
     """Yield what is wrong with the update of a step, with the figures that show it."""
+    ours, engine = step.fact("max_norm"), step.fact("engine_max_norm")
+    if None not in (ours, engine) and float(ours) != float(engine):
+        yield broken(
+            "gradient clipping", f"gradients should be clipped at {ours:g}, and DeepSpeed clips at {engine:g} (0: never)"
+        )
     for before, after in step.states:
         pairs = list(zip(before.optimizer, after.optimizer, strict=False))
         for old, new in pairs:
@@ -74,8 +79,8 @@ def _settings(step: RecordedStep, group: GroupState) -> Iterator[Finding]:
     """Yield the settings of a group that are not the trainer's."""
     wanted, base = step.fact("adam.lr"), group.lr if group.first_lr is None else group.first_lr
     if wanted and not abs(base - wanted) <= 1e-6 * wanted and (group.first_lr is not None or base > wanted):
-        times = f", {number(base / wanted, 3)} times it"
-        yield broken("learning rate", f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}{times}")
+        words = f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}, {number(base / wanted, 3)} times it"
+        yield broken("learning rate", words)
     elif group.lr > base * (1 + 1e-6):
         yield broken("learning rate", f"the learning rate is {group.lr:g}, above the {base:g} that its schedule begins from")
     for name in ("betas", "eps"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from actordbg.base.units import some
 from actordbg.compare.same_weights import OF_ROUNDING
 from actordbg.document.blocks import number
+from actordbg.recorded.recorded_calls import Numbers
 from actordbg.records.finding import Finding
 from actordbg.steps.adam_update import resting
 from actordbg.steps.rules import UNKNOWN, broken, near
@@ -25,13 +28,13 @@ CHANCE = 0.1
 
 def of_norm(figures: StepFigures) -> Finding | None:
     """Name the fault that explains the recorded norm; None if it is that of the whole step."""
-    step, whole = figures.step, figures.reference.grad_norm
-    recorded, tolerance = step.grad_norm, norm_limit(figures)
-    factor = abs(step.factor)
-    if recorded is None or (math.isfinite(whole) and near(recorded, factor * whole, tolerance)):
+    recorded, tolerance = figures.step.grad_norm, norm_limit(figures)
+    factor = abs(figures.step.factor)
+    whole = factor * figures.reference.grad_norm
+    if recorded is None or (math.isfinite(whole) and near(recorded, whole, tolerance)):
         return None
-    said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
-    if not (0 < recorded < math.inf and 0 < factor * whole < math.inf):
+    said = f"the norm is {number(recorded)} where the whole step has {number(whole)}"
+    if not (0 < recorded < math.inf and 0 < whole < math.inf):
         return broken(UNKNOWN, f"{said}; no known fault explains it")
     cases = [case for case in _norms_of_faults(figures) if near(recorded, factor * case[1], tolerance)]
     cases = cases or _of_one_part(figures, recorded / factor, tolerance)
@@ -40,12 +43,13 @@ def of_norm(figures: StepFigures) -> Finding | None:
         return broken(cases[0][0], f"{words}: {said}")
     if near(recorded, figures.replayed.grad_norm, tolerance):
         return None  # it follows from the losses as they were recorded
-    return broken(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it")
+    return broken(UNKNOWN, f"{said}, {number(recorded / whole)} times it; no known fault explains it")
 
 
 def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
     """Yield the rule that each known fault of the gradient breaks, the norm that it gives, and the fault in words."""
-    step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
+    step, side = figures.step, figures.reference
+    whole, alone = side.grad_norm, side.alone
     zero, gas, ratio = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation, step.grad_norm or 1.0
     if step.places > 1:
         under = "" if zero is None else f" under ZeRO {zero}"
@@ -60,13 +64,13 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
         yield "accumulation", whole * gas, "the gradient is not divided by the accumulation"
     factor = abs(step.factor)
     if (limit := step.fact("max_norm")) and limit < factor * whole:
-        yield UNKNOWN, limit / factor, "the norm is one after clipping"
+        yield UNKNOWN, limit / factor, "it is clipped before its norm is taken, once or at each micro-batch"
     if limit:
-        summed, each = _clipped(figures.reference, step.ranks, limit / factor)
+        summed, each = _clipped(side, step.ranks, limit / factor)
         yield "clipped early", summed, f"the accumulated gradient is clipped at {limit:g} behind each micro-batch"
         yield "clipped early", each, f"the gradient of each micro-batch is clipped at {limit:g}"
     if still := resting(step):
-        squares = (figures.reference.squares.get(name, 0.0) for name in still)
+        squares = (side.squares.get(name, 0.0) for name in still)
         yield "lost gradient", _without(whole, squares), f"the gradient of {some(still)} is lost, which did not move"
     scale = round(math.log2(ratio / (factor * whole)))
     if scale >= 8:
@@ -76,38 +80,42 @@ def _norms_of_faults(figures: StepFigures) -> Iterator[tuple[str, float, str]]:
 def _of_one_part(figures: StepFigures, norm: float, tolerance: float) -> list[tuple[str, float, str]]:
     """Return the part that explains a norm if it is left out or doubled, as `_norms_of_faults`, if chance hardly can.
 
-    A part is a micro-batch of all ranks, of one, or a parameter's gradient.
+    A part is a micro-batch of all ranks, of one, or the gradient of a parameter, or of those with a module's name.
     """
-    step, whole, every = figures.step, figures.reference.grad_norm, np.arange(len(figures.step.micro_batches))
-    of_all = [(f"micro-batch {at}", every // step.ranks == at) for at in range(step.places)]
-    of_one = [(each.name, every == at) for at, each in enumerate(step.micro_batches)]
-    kinds = []
-    for parts in (of_all, of_one) if step.ranks > 1 else (of_all,):
-        kinds.append([
-            (rule, figures.reference.norm_of(np.where(part, times, 1.0)), f"the gradient of {name} is {how}")
-            for times, rule, how in ((0.0, "micro-batch left out", "left out"), (2.0, "gradient twice", "accumulated twice"))
-            for name, part in parts
-        ])  # fmt: skip
-    squares = figures.reference.squares
-    kinds.append([("lost gradient", _without(whole, [own]), f"the gradient of {name} is lost") for name, own in squares.items()])
-    fits = list[tuple[str, float, str]]()
-    for known in kinds:
-        norms = [each for _, each, _ in known]
-        by_chance = 2 * tolerance * sum(norms) / (max(norms, default=0) - min(norms, default=0) or math.nan)
-        fits += [case for case in known if by_chance < CHANCE and near(norm, case[1], tolerance)]
+    step, side, every = figures.step, figures.reference, np.arange(len(figures.step.micro_batches))
+
+    def changed(name: str, part: Numbers) -> Iterator[tuple[str, float, str]]:
+        yield "micro-batch left out", side.norm_of(1.0 - part), f"the gradient of {name} is left out"
+        yield "gradient twice", side.norm_of(1.0 + part), f"the gradient of {name} is accumulated twice"
+
+    of_all, of_one = [f"micro-batch {at}" for at in range(step.places)], [each.name for each in step.micro_batches]
+    kinds = [
+        [case for at, name in enumerate(names) for case in changed(name, every * len(names) // len(every) == at)]
+        for names in ((of_all, of_one) if step.ranks > 1 else (of_all,))
+    ]
+    named = defaultdict[str, list[float]](list)
+    for name, own in side.squares.items():
+        for part in (name, *re.sub(r"\.(?=\d)", " ", name).split(".")[:-1]):
+            named[part].append(own)
+    for several in (False, True):
+        of = {tuple(own): part for part, own in reversed(named.items()) if (len(own) > 1) == several}
+        kinds.append(
+            [("lost gradient", _without(side.grad_norm, own), f"the gradient of {part} is lost") for own, part in of.items()]
+        )
+    room = tolerance * max(side.grad_norm, norm)
+    rare = [known for known in kinds if known and 2 * room * len(known) < CHANCE * np.ptp([each for _, each, _ in known])]
+    fits = [case for known in rare for case in known if abs(norm - case[1]) <= room]
     return fits if len(fits) == 1 else []
 
 
 def _clipped(side: Side, ranks: int, limit: float) -> tuple[float, float]:
     """Return the norm of a step whose sum was clipped behind each micro-batch, and if each micro-batch was clipped."""
-    places = np.arange(len(side.alone) * ranks) // ranks
-    summed, own, norm = np.zeros(len(places)), np.zeros(len(places)), 0.0
-    for place, alone in enumerate(side.alone):
-        own = np.where(places == place, limit / max(alone, limit), own)
-        summed = np.where(places == place, 1.0, summed)
+    summed, norm = np.zeros(len(side.alone) * ranks), 0.0
+    for place in range(len(side.alone)):
+        summed[place * ranks :][:ranks] = 1.0
         norm = side.norm_of(summed)
         summed *= limit / max(norm, limit)
-    return norm, side.norm_of(own)
+    return norm, side.norm_of(np.repeat([limit / max(alone, limit) for alone in side.alone], ranks))
 
 
 def _without(whole: float, squares: Iterable[float]) -> float:

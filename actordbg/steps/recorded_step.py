@@ -116,9 +116,9 @@ class RecordedStep:
         """The number of terms that the loss is a mean of."""
         return self.tokens if self.by_token else self.rows
 
-    def sum_of(self, micro_batch: MicroBatch) -> float:
-        """Return the sum of a micro-batch's terms."""
-        return micro_batch.terms.by_token if self.by_token else micro_batch.terms.by_row
+    def sum_of(self, terms: Terms) -> float:
+        """Return the sum of these terms."""
+        return terms.by_token if self.by_token else terms.by_row
 
     @property
     def accumulation(self) -> int:
@@ -130,7 +130,7 @@ class RecordedStep:
     @cached_property
     def expected(self) -> float:
         """The loss of the step as one batch, from the recorded log-probs."""
-        return sum(map(self.sum_of, self.micro_batches)) / self.divisor
+        return sum(self.sum_of(each.terms) for each in self.micro_batches) / self.divisor
 
     @cached_property
     def applied(self) -> float:
@@ -198,8 +198,7 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     made = RecordedStep(runs[0], number, tuple(whole))
     counts = {rank: len(calls) for rank, calls in newest.items()}
     missing = _missing(made, counts, {len(of) for of in by_rank.values()})
-    ranks = {each.loss.record.rank: each for each in made.micro_batches}
-    held = [_weights(store, each) for each in ranks.values()]
+    held = [_weights(store, each) for each in {each.loss.record.rank: each for each in whole}.values()]
     states = [(of[0], of[1]) for of in held if len(of) > 1 and all(each.optimizer for each in of)]
     frozen = {name: None for of in held for name, each in of[0].parameters.items() if each.frozen} if all(held) else {}
     return replace(made, missing=missing, states=tuple(states), frozen=tuple(frozen))
@@ -230,7 +229,7 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
             text = f"{about} is {function}, and only losses of {TRAINER.package} are replayed"
             raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
         if loss.terms is None:
-            raise Unsupported(f"{about} has a formula that is not known: {loss.record.actor.get('function')}", hint=_RECORD)
+            raise Unsupported(f"{about} has a formula that is not known: {function}", hint=_RECORD)
         forward = next(iter(query.select_dumps(catalog, f"dump_id = '{loss.forward_id}'")), None) if loss.forward_id else None
         if forward is None:
             raise Unsupported(f"the forward of {about} is not in the store", hint="replay a step whose forwards were kept")

@@ -51,7 +51,7 @@ class Side:
     @property
     def grad_norm(self) -> float:
         """The norm of the whole step's gradient, before clipping; NaN if the side failed."""
-        return next((each["grad_norm"] for each in reversed(self.figures) if each.get("grad_norm") is not None), math.nan)
+        return self._last("grad_norm", math.nan)  # type: ignore[no-any-return]
 
     @property
     def alone(self) -> list[float]:
@@ -61,12 +61,15 @@ class Side:
     @property
     def squares(self) -> dict[str, float]:
         """The square of each parameter's gradient of the whole step, on the reference's side."""
-        return next((each["squares"] for each in reversed(self.figures) if "squares" in each), {})
+        return self._last("squares", {})  # type: ignore[no-any-return]
 
     def norm_of(self, times: Numbers) -> float:
         """Return the norm of a step whose micro-batches' gradients are multiplied by `times` [M], on the reference's side."""
-        products: Any = next((each["products"] for each in reversed(self.figures) if "products" in each), [])
-        return math.sqrt(max(0.0, float(times @ np.reshape(products, (len(times),) * 2) @ times)))
+        products = np.reshape(self._last("products", []), (len(times),) * 2)
+        return math.sqrt(max(0.0, float(times @ products @ times)))
+
+    def _last(self, name: str, default: Any) -> Any:
+        return next((each[name] for each in reversed(self.figures) if each.get(name) is not None), default)
 
     def total(self, divided_by: float = 1.0) -> float:
         """Return the sum of its losses, divided."""

@@ -19,8 +19,8 @@ def step_blocks(figures: StepFigures) -> list[Block]:
     if replayed.failed or reference.failed:
         return blocks
     causes = causes_of(figures)  # the words of the first are in the verdict
-    told = [f"{causes[0].rule.name}: {causes[0].todo}"] if causes and causes[0].todo else []
-    told += [f"{cause.rule.name}: {cause.said}. {cause.todo}" for cause in causes[1:] if cause.todo]
+    told = [f"{cause.rule.name}: {cause.todo}" for cause in causes[:1]]
+    told += [f"{cause.rule.name}: {cause.said}. {cause.todo}" for cause in causes[1:]]
     blocks += [Heading("What to do", 3), Items(told)] if told else []
     sides = (
         ("recorded", step.applied, step.grad_norm, 0.0),
@@ -41,7 +41,7 @@ _COLUMNS = (
 def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
     for each, replayed in zip(figures.step.micro_batches, figures.replayed.figures, strict=True):
         known = each.loss.fact("clip_ratio"), replayed.get("clip_ratio"), replayed.get("ppo_kl")
-        shown = (each.recorded, replayed["loss"], *known)
+        shown = each.recorded, replayed["loss"], *known
         counts = each.loss.record.rank, each.place, each.terms.rows, f"{each.terms.tokens:,}"
         yield *map(str, counts), *(number(value) for value in shown)
 

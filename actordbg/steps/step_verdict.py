@@ -52,19 +52,18 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     """Yield the faults of what the losses are divided by. Needs no model."""
     terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
     if not step.missing and dp_size is not None and dp_size != step.ranks:
-        shared = "1 rank shares" if step.ranks == 1 else f"{step.ranks:,} ranks share"
-        factor = number(dp_size / step.ranks)
-        yield broken("dp_size", f"dp_size is {dp_size}, and {shared} the step: every loss is {factor} times what it should be")
+        words = f"dp_size is {dp_size}, and the step has {plural(step.ranks, 'rank')}: every loss is"
+        yield broken("dp_size", f"{words} {number(dp_size / step.ranks)} times what it should be")
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
-        words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
-        words += f" an optimizer step comes after {number(engine / ours)} of its steps"
-        yield broken("engine accumulation", words)
+        words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}"
+        yield broken("engine accumulation", f"{words}: an optimizer step comes after {number(engine / ours)} of its steps")
         return
     if step.missing:
         return
     name = "batch_num_tokens" if step.by_token else "global_batch_size"
     by, wanted = step.fact(name), step.divisor / step.accumulation
+    of_step = f"the step has {step.divisor:,} {terms}, {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
     if by is None:
         if all(_gives(each, step, each.terms) for each in step.micro_batches) and not _as_one(step):
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
@@ -72,22 +71,15 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
             yield broken("own means", words)
     elif len(by_rank := step.by_rank(name)) > 1 and len({*by_rank.values()}) > 1:
         counted = some([f"{number(float(value), 6)} on rank {rank}" for rank, value in by_rank.items()], 4)
-        words = f"each rank divides by a count of its own: {name} is {counted}, and the step has {step.divisor:,} {terms},"
-        words += f" {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
-        yield broken("counts of ranks", words)
+        yield broken("counts of ranks", f"each rank divides by a count of its own: {name} is {counted}, and {of_step}")
     elif not near(float(by), wanted, COUNT_OFF):
         times = float(by) / wanted
+        words = f"{name} is {number(float(by), 6)}, and {of_step}: the loss is {number(1 / times)} times what it should be"
         double, never = (near(times, each, COUNT_OFF) and each != 1 for each in (step.accumulation, 1 / step.accumulation))
         if double or never:
             said = "are divided by the accumulation twice" if double else "are not divided by the accumulation"
-            words = f"losses {said}: {name} is {number(float(by))}, and should be {number(wanted)}, so the gradient is"
-            words += f" {number(1 / times)} times what it should be"
-            yield broken("accumulation", words)
+            yield broken("accumulation", f"losses {said}: {words}")
         else:
-            words = (
-                f"{name} is {number(float(by), 6)}, and the step has {step.divisor:,} {terms}, {number(wanted, 6)} for each of"
-            )
-            words += f" {plural(step.accumulation, 'micro-batch')}: the loss is {number(1 / times)} times what it should be"
             yield broken("token count" if step.by_token else "row count", words)
 
 
@@ -103,20 +95,18 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[F
     limit = LOSS_OFF[step.fp32]
     for each in step.micro_batches:
         if not _gives(each, step, each.terms):
-            wanted = number(_per_term(each, step.by_token) * step.sum_of(each))
+            wanted = number(_per_term(each, step.by_token) * step.sum_of(each.terms))
             text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {wanted}"
-            others = {name: _off(each, step, terms) for name, terms in each.loss.others.items() if _gives(each, step, terms)}
-            nearest = min(sorted(others), key=lambda name: round(abs(others[name]), 9), default="")
+            others = [
+                (round(abs(_off(each, step, by)), 9), name) for name, by in each.loss.others.items() if _gives(each, step, by)
+            ]
+            _, nearest = min(others, default=(0.0, ""))
             yield broken("formula", f"{text}; it is that of {nearest}" if nearest else text)
             break
     for each, entropy in zip(step.micro_batches, entropies, strict=True):
         if (cause := _missing_term(each, limit, entropy)) is not None:
             yield cause
             break
-    ours, engine = step.fact("max_norm"), step.fact("engine_max_norm")
-    if ours is not None and engine is not None and float(ours) != float(engine):
-        words = f"gradients should be clipped at {ours:g}, and DeepSpeed clips at {engine:g} (0: never)"
-        yield broken("gradient clipping", words)
 
 
 def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms) -> bool:
@@ -125,8 +115,7 @@ def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms) -> bool:
 
 
 def _off(micro_batch: MicroBatch, step: RecordedStep, terms: Terms) -> float:
-    total = terms.by_token if step.by_token else terms.by_row
-    return micro_batch.recorded - _per_term(micro_batch, step.by_token) * total
+    return micro_batch.recorded - _per_term(micro_batch, step.by_token) * step.sum_of(terms)
 
 
 def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) -> Finding | None:
@@ -175,12 +164,13 @@ def _kl_term(micro_batch: MicroBatch, estimator: str = "") -> float:
 
 def causes_of(figures: StepFigures) -> list[Finding]:
     """Return every known fault of the step, the first explains most."""
-    replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
-    entropies = replayed or [None] * len(figures.step.micro_batches)
-    causes = [*normalization(figures.step), *formula(figures.step, entropies), *forward(figures)]
-    causes += {finding.rule.name: finding for finding in of_update(figures.step)}.values()  # of several groups, one
-    cause = None if why_no_norm(figures) else of_norm(figures)
-    if cause is not None and (figures.weights.same or cause.rule.name != UNKNOWN):
+    step, unclear = figures.step, why_no_norm(figures)
+    entropies = [None if unclear else each.get(ENTROPY) for each in figures.reference.figures]
+    losses = [*formula(step, entropies or [None] * len(step.micro_batches))]
+    causes = [*normalization(step), *losses, *forward(figures)]
+    causes += {finding.rule.name: finding for finding in of_update(step)}.values()  # of several groups, one
+    cause = None if unclear else of_norm(figures)
+    if cause is not None and (cause.rule.name != UNKNOWN or (figures.weights.same and not losses)):  # which change the gradient
         causes.append(cause)
     return causes
 
@@ -251,7 +241,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
         left.append(NotChecked(RULES["unknown"], "the gradient's norm, which was not recorded"))
     causes, shown = causes_of(figures), figures_of(figures)
     update = unchecked(step, lost=any(cause.rule.name == "lost gradient" for cause in causes))
-    missing = [*left, *([NotChecked(RULES["update"], update)] if update else [])]
+    missing = left + ([NotChecked(RULES["update"], update)] if update else [])
     if causes:
         others = f"; also {', '.join(cause.rule.name for cause in causes[1:])}" if causes[1:] else ""
         return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, missing, "actordbg lint", findings=causes)
@@ -265,11 +255,10 @@ def verdict_of(figures: StepFigures) -> Verdict:
     losses = "have each the loss of their rows" if step.missing else "add up to the loss of one batch"
     said = f"{title}: {count} {losses}"
     if not left:
-        norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
-        said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
+        said += f"; the norm is {number(step.grad_norm, 5)}, replayed {number(replayed.grad_norm, 5)}"
+        said += f", in fp32 {number(reference.grad_norm, 5)}"
         said += f"; {figures.weights.words}" + ("" if update else "; the update is Adam's")
-    word = UNCHECKED if left else RIGHT
-    return Verdict(word, said, shown, missing, "actordbg lint")
+    return Verdict(UNCHECKED if left else RIGHT, said, shown, missing, "actordbg lint")
 
 
 def _apart(figures: StepFigures) -> str:

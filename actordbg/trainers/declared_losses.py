@@ -154,10 +154,8 @@ def listed_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None
         "log_probs": log_probs, "action_mask": batch["loss_masks"], "advantages": batch["advantages"], "old_log_probs": old,
         "rollout_log_probs": rollout,
     }  # fmt: skip
-    facts: dict[str, Any] = {"policy_loss_type": "other"}
     weights = None
-    if hasattr(args, "advantage_estimator"):
-        facts = _listed_facts(args, batch)
+    facts = _listed_facts(args, batch) if hasattr(args, "advantage_estimator") else {"policy_loss_type": "other"}
     if facts.get("is_corrected") and rollout is not None:
         ratios = [(mine - engine).exp() for mine, engine in zip(scored or own_values, rollout, strict=True)]
         weights = behind(batch, [_within(of, args.tis_clip_low, args.tis_clip, clips=True) for of in ratios])

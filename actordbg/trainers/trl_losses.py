@@ -99,10 +99,8 @@ def dpo_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall | None:
     if log_probs is None:
         return None
     args, sums = trainer.args, [inputs[name] for name in ("ref_chosen_logps", "ref_rejected_logps") if name in inputs]
-    plain = len(args.loss_type) == 1 and not (
-        args.loss_weights or args.ld_alpha or args.use_weighting or trainer.aux_loss_enabled
-    )
-    plain = plain and args.f_divergence_type == "reverse_kl"
+    more = args.loss_weights or args.ld_alpha or args.use_weighting or trainer.aux_loss_enabled
+    plain = len(args.loss_type) == 1 and args.f_divergence_type == "reverse_kl" and not more
     own_mask = type(trainer.data_collator).__module__.startswith("trl.") and args.truncation_mode == "keep_start"
     return LossCall(
         log_probs, inputs["completion_mask"][:, 1:],

@@ -112,14 +112,15 @@ class Step:
     def actions(self):
         return sum(int(t["action_mask"].sum()) for t in self.tensors[: RANKS * MICRO])
 
-    def finish(self, divided_by=1.0, clip=0.2):
+    def finish(self, divided_by=1.0, clip=0.2, larger=False, weighted=True):
         """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio."""
         tokens = self.actions() * divided_by
         for t in self.tensors:
             weight = t.get("context.term_weights", (t["old_log_probs"] - t["rollout_log_probs"]).exp())
             ratio, advantages = (t["log_probs"] - t["old_log_probs"]).exp(), t["advantages"]
-            terms = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-            terms = torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0) * -terms
+            bound = torch.maximum if larger else torch.minimum
+            terms = -bound(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+            terms *= torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0) if weighted else 1.0
             t["output.loss"] = terms.where(t["action_mask"], 0.0).sum() / tokens * MICRO * RANKS
 
     def publish(self, store):
@@ -236,7 +237,7 @@ def penalized(step, settings, **done):
         t["context.entropy"] = torch.rand(2, ANSWER, generator=chance)
     step.facts = [facts | {f"loss.{name}": value for name, value in settings.items()} for facts in step.facts]
     step.not_scored = len(step.tensors)
-    step.finish(clip=done.get("clip", 0.2))
+    step.finish(clip=done.get("clip", 0.2), larger="larger" in done)
     for t in step.tensors:
         apart, mask, share = t["log_probs"] - t["context.base_action_log_probs"], t["action_mask"], settings.get("entropy_share")
         by = {"k1": apart, "abs": apart.abs(), "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}
@@ -249,7 +250,7 @@ def penalized(step, settings, **done):
         t["output.loss"] += kl[mask].sum() * scale - apart_of_call
 
 
-def critic(step, clip):
+def critic(step, clip, bound="maximum"):
     """Losses of a critic whose values moved; it is set to clip them at 0.2, and clips at `clip`."""
     tokens = step.actions()
     step.fields = [fields | {"role": "critic loss"} for fields in step.fields]
@@ -257,7 +258,7 @@ def critic(step, clip):
     for t in step.tensors:
         old, moved, apart = t.pop("old_log_probs"), torch.linspace(-0.4, 0.4, ANSWER), 0.5
         t |= {"values": old + moved, "old_values": old, "returns": old + moved - apart}
-        terms = torch.maximum(apart**2 + 0 * old, (moved.clamp(-clip, clip) - moved + apart) ** 2) / 2
+        terms = getattr(torch, bound)(apart**2 + 0 * old, (moved.clamp(-clip, clip) - moved + apart) ** 2) / 2
         t["output.loss"] = terms[t["action_mask"]].sum() / tokens * MICRO * RANKS
         for name in ("log_probs", "rollout_log_probs", "advantages", "context.returns"):
             del t[name]
@@ -329,6 +330,7 @@ CHANGES = {
     "turn": lambda t, name, where, value: t[name].__setitem__(where, t[name][where].roll(value)),
     "scale": lambda t, name, _, value: t[name].mul_(value),
     "add": lambda t, name, _, value: t[name].add_(value),
+    "flip": lambda t, name, *_: t.update({name: t[name].flip(0)}),
     "drop": lambda t, name, *_: t.pop(name),
     "roll": lambda t, name, _, value: t.update({name: t[name].roll(value, 1)}),
     "outside": lambda t, name, _, value: t[name].masked_fill_(~t["action_mask"], value),
@@ -454,6 +456,23 @@ def test_terms_that_are_added_to_recorded_losses_are_named_as_not_checked(tmp_pa
     plant(step, ["fact kl.use_loss true", "fact kl.init_coef 0.1", "finish"])
     (left,) = lint(store.root, step.publish(store)).left
     assert left.rule.name == "formula" and "actordbg step" in left.by
+
+
+@pytest.mark.parametrize(
+    ("prompts", "begin", "scored", "broken"),
+    [
+        ((1, 2, 1, 3), PROMPT, 0, ["duplicates"]), ((1, 2, 1, 3), PROMPT, 1, []), ((1, 1, 1, 1), PROMPT, 0, []),
+        ((7, 7, 7, 7), 1, 0, ["duplicates"]),
+    ],
+)  # fmt: skip
+def test_rows_twice_in_labels_are_named_unless_they_may_be_of_preferences(tmp_path, prompts, begin, scored, broken):
+    """scored: a reference had the rows, too."""
+    store, answers = Store(tmp_path).create(), (1, 2, 1, 3)
+    ids = torch.tensor([prompts, answers]).repeat_interleave(torch.tensor([PROMPT, 60]), 0).T.contiguous()
+    inputs = {"sequences": ids, "action_mask": torch.arange(1, 65).expand(4, -1) >= begin, "context.labels": ids}
+    for number in range(1 + scored):
+        store.publish_dump(*payload.encode(record(number, batch_size=4, seq_len=65, grad_enabled=not number), inputs))
+    assert [rule["rule"] for rule in linted(store)["rules"] if rule["state"] == "broken"] == broken
 
 
 @pytest.mark.parametrize("known", ["true", "false"])
