@@ -198,7 +198,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
     known = []
     for name, (subject, wrong) in EXCLUDED.items():
         if (size := sizes.get(name)) is not None:
-            amount = f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}"
+            amount = f"{100 * size:.3g}%" if name in ("gradients", "parameter") else f"{size:.2g}"
             known.append(f"{subject} {wrong.format(amount)}")
     if not known:
         return ""
