@@ -12,7 +12,6 @@ continues from the store.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import os
@@ -27,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of
+from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of, require_package
 from actordbg.base.units import first_line, listed, plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
@@ -45,7 +44,7 @@ EARLIER_S = 60.0
 """Maximum seconds to wait for the hosts of a dead command."""
 SAY_AFTER_S = 10.0
 """Seconds until the user is told that a place is not ready, and between further checks."""
-_ANOTHER = "check `ray status` on a node, or pass --address HOST:PORT"
+_ANOTHER = "`ray start --head` starts one; or pass --address HOST:PORT"
 WHO_HOLDS = "`ray status` says what others hold, `ray list placement-groups` who"
 
 
@@ -222,8 +221,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
 
 def join_cluster(address: str | None, title: str, **options: Any) -> Any:
     """Connect this process to a cluster, and return Ray. Raises LaunchProblem within seconds if none answers."""
-    if importlib.util.find_spec("ray") is None:
-        raise EnvironmentProblem("a cluster needs ray, which is not installed", hint="run `pip install 'actordbg[ray]'`")
+    require_package("a cluster", "ray")
     import ray
 
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -234,11 +232,9 @@ def join_cluster(address: str | None, title: str, **options: Any) -> Any:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
-        if address == "auto":
-            hint = "start one with `ray start --head`, or pass --address HOST:PORT"
-            raise LaunchProblem("no Ray cluster runs on this machine", hint=hint) from None
-        why = first_line(error) or type(error).__name__
-        raise LaunchProblem(f"no Ray cluster answers at {address}: {why[:300]}", hint=_ANOTHER) from None
+        where = "on this machine" if address == "auto" else f"at {address}"
+        why = first_line(error).split(". ")[0] or type(error).__name__
+        raise LaunchProblem(f"no Ray cluster answers {where}: {why}", hint=_ANOTHER) from None
     return ray
 
 

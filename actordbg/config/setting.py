@@ -174,7 +174,7 @@ class Setting:
         if isinstance(shape, Mapping):
             return shape.get(value, str(value))
         before, place, noun = (shape or "").partition("{} ")
-        if place and shape is self.words and isinstance(value, int):
+        if place and self.kind is int:
             return before + plural(value, noun)
         return shape.format(value) if shape else f"{self.plain_name} {self.typed(value)}"
 

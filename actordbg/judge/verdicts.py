@@ -79,14 +79,17 @@ def replay_verdict(
         toy=toy,
         findings=found if word in (WRONG, FAILED) else [],
         whose=replay.whose,
-        further=_further(replay, word),
+        further=_further(judged, word),
     )
 
 
-def _further(replay: ReplaySummary, word: str) -> list[str]:
+def _further(judged: Judged, word: str) -> list[str]:
     """Return what is said below the first line: of RIGHT how modules were judged, of FAILED what to do about a known failure."""
+    replay = judged.replay
     if word == FAILED:
         return [f"do: {way}" for failure in replay.failures[:1] for way in failure.ways_out[:1]]
+    if word == UNCHECKED and judged.compared:
+        return [f"not checked: {each.text}" for each in judged.left]
     return [replay.local.said] if word == RIGHT and replay.local is not None and replay.local.word == RIGHT else []
 
 
@@ -134,8 +137,7 @@ def _said(judged: Judged, word: str, of: int) -> str:
     if truth.compared == counts.inputs < of:
         said = f"{plural(counts.inputs, 'dump')}, a sample of {of:,}, {match} the truth {near}"
     if word == UNCHECKED:
-        unchecked = judged.left[0].text if judged.left else "the outputs of the run"
-        return f"{said}; not checked: {unchecked}"
+        return f"{RECORDED.name}; {said}"
     return said
 
 
@@ -162,7 +164,7 @@ def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
         return (yield "did not pass", f"{bad:,} of {plural(counts.inputs, 'dump')}")
     if word == WRONG and own is not None and own.verdict == MISMATCH and judged.compared:
         for name, size in beyond(own):
-            yield f"max diff from the run's {name}", f"{number(size, 3)} nats"
+            yield f"max diff from the run's {name}", "not finite" if size is None else f"{number(size, 3)} nats"
     places = judged.replay.local.places if judged.replay.local else []
     if word == WRONG and places and places[0].size is not None and truth is not None and not truth.mismatches:
         yield f"error at {places[0].place['module']}", f"{number(places[0].size, 2)} times a healthy model's"

@@ -94,9 +94,10 @@ class OfRun(Watched):
         self._folder, self._node, self._anywhere = store.counters / run, host_name(), anywhere
         self._elsewhere: set[str] = set()
         if not self.poll():
-            here = "" if anywhere else " on this machine"
             known = f"; it recorded on {listed(sorted(self._elsewhere))}" if self._elsewhere else ""
-            raise UsageError(f"no process of run {run} records{here}{known}", hint="run `actordbg dump status` to list them")
+            raise UsageError(
+                f"no process of run {run} records on this machine{known}", hint="run `actordbg dump status` to list them"
+            )
 
     def poll(self) -> list[WatchedProcess]:
         processes: dict[tuple[str, int, int, str], WatchedProcess] = {}

@@ -261,15 +261,14 @@ def verdict_of(figures: StepFigures) -> Verdict:
         if repeats:
             rule, how = RULES[UNKNOWN], "repeats what was recorded, which is wrong"
         return Verdict(WRONG, f"{title} {how}: {apart}", shown, left, "actordbg check", findings=[Finding(rule, apart)])
-    count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
+    count = plural(len(step.micro_batches), "micro-batch") + (f" of {step.ranks} ranks" if step.ranks > 1 else "")
     losses = "have each the loss of their rows" if step.missing else "add up to the loss of one batch"
-    said = f"{title}: {count} {losses}"
+    further = []
     if not left:
-        norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
-        said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
-        said += f"; {figures.weights.words}" + ("" if update else "; the update is Adam's")
+        further = [figures.weights.words]
+        further += [] if update else ["the update is Adam's"]
     word = UNCHECKED if left else RIGHT
-    return Verdict(word, said, shown, missing, "actordbg lint")
+    return Verdict(word, f"{title}: {count} {losses}", shown, missing, "actordbg lint", further=further)
 
 
 def _apart(figures: StepFigures) -> str:
