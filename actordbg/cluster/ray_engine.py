@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of, require_package
-from actordbg.base.units import first_line, listed, plural, some
+from actordbg.base.units import listed, plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, GroupShape, runtime_env_of
@@ -233,7 +233,7 @@ def join_cluster(address: str | None, title: str, **options: Any) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         where = "on this machine" if address == "auto" else f"at {address}"
-        why = first_line(error).split(". ")[0] or type(error).__name__
+        why = reason_of(error).split(". ")[0]
         raise LaunchProblem(f"no Ray cluster answers {where}: {why}", hint=_ANOTHER) from None
     return ray
 

@@ -70,6 +70,8 @@ def replay_verdict(
         following = _next(judged, word, found, recorded, reported=reported)
     toy = as_ran(replay.asked, replay.resolved)["model"] == TINY
     not_checked = [*([NO_TOY] if toy else []), *judged.left, *_left(judged)] if word in (RIGHT, WRONG) else []
+    if word == UNCHECKED and judged.compared:
+        not_checked = [*judged.left]
     return Verdict(
         word,
         _said(judged, word, of or replay.counts.inputs),
@@ -79,17 +81,14 @@ def replay_verdict(
         toy=toy,
         findings=found if word in (WRONG, FAILED) else [],
         whose=replay.whose,
-        further=_further(judged, word),
+        further=_further(replay, word),
     )
 
 
-def _further(judged: Judged, word: str) -> list[str]:
+def _further(replay: ReplaySummary, word: str) -> list[str]:
     """Return what is said below the first line: of RIGHT how modules were judged, of FAILED what to do about a known failure."""
-    replay = judged.replay
     if word == FAILED:
         return [f"do: {way}" for failure in replay.failures[:1] for way in failure.ways_out[:1]]
-    if word == UNCHECKED and judged.compared:
-        return [f"not checked: {each.text}" for each in judged.left]
     return [replay.local.said] if word == RIGHT and replay.local is not None and replay.local.word == RIGHT else []
 
 
