@@ -204,8 +204,7 @@ LAWS = (
     RecordedLaw(
         "finite", "recorded values are finite", "NeMo-RL#2100",
         "look at the step before it: its loss, its gradient norm, and the weights that it left", ("log_probs",), TRAINER,
-        judge=_finite,
-        over_calls=False,
+        judge=_finite, over_calls=False,
     ),
     RecordedLaw(
         "beginning", "no row begins with two BOS tokens", "open-r1 PR#462",

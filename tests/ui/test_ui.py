@@ -202,10 +202,9 @@ def test_a_list_is_paged_sorted_by_any_column_and_filtered_by_links_alone(browse
 
 def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_checks_and_comparisons(browsed):
     page = browsed.admitted("/replays/")[1]
-    assert "--store" not in rows_of(page), "a replay is by its command, whatever stands before that"
     assert [row[0] for row in rows_of(page)] == ["NOT CHECKED", "WRONG"] and "Newest comparisons" in page
     for asked, verdicts in {
-        "verdict=WRONG": ["WRONG"], "broken=neighbour": ["WRONG"], "run=short": ["NOT CHECKED"], "by=check": ["WRONG"],
+        "verdict=WRONG": ["WRONG"], "broken=neighbour": ["WRONG"], "run=short": ["NOT CHECKED"], "by=check": ["WRONG"], "by=replay": ["NOT CHECKED"],
         "sort=when": ["WRONG", "NOT CHECKED"], "sort=-when": ["NOT CHECKED", "WRONG"], "run=long&verdict=RIGHT": [],
     }.items():  # fmt: skip
         assert [row[0] for row in rows_of(browsed.admitted(f"/replays/?{asked}")[1])] == verdicts, asked
