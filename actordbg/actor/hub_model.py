@@ -119,11 +119,11 @@ def read_config(folder: Path, fault: str) -> dict[str, Any]:
         if not path.is_file():
             raise FileNotFoundError(2, f"there is no {_CONFIG}")
         config = _json_of(path)
+        if not isinstance(config, dict):
+            raise ValueError(config)
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{path} is not JSON"
+        reason = error.strerror if isinstance(error, OSError) else f"{path} is not a JSON object"
         raise EnvironmentProblem(f"{fault}: {reason}", hint="name a model's folder, with its config.json") from None
-    if not isinstance(config, dict):
-        raise EnvironmentProblem(f"{fault}: {path} is not a JSON object", hint="name a model's folder, with its config.json")
     return config
 
 

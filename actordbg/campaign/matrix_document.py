@@ -370,7 +370,7 @@ def _named(axes: Sequence[str], values: Sequence[Any]) -> str:
 
 def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
     word = word_of(record, cell)
-    figures = [f"max diff {number(cell.max_abs, 2)}"] if cell.max_abs is not None else []
+    figures = [f"max diff {number(cell.max_abs, 2)} nats"] if cell.max_abs is not None else []
     figures += [f"{seconds(cell.forward_s)} s"] if cell.forward_s is not None else []
     why = [*cell.violations[:2], *filter(None, (cell.reason, cell.error)), *cell.regressed]
     summary = f"cell {cell.index}, {cell.name}: {word}"

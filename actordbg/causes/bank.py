@@ -295,7 +295,7 @@ BANK: tuple[Cause, ...] = (
     Cause(
         NAN,
         "no token has a finite log-prob, and all are finite with these weights: a weight was NaN or infinite then",
-        "find the step that made it: record with `dump enable --on nan`, which keeps the first such call",
+        "go back to the last checkpoint without it, and look at the loss and the gradient norm of the step after that",
         "OpenRLHF#1120",
         None,
     ),

@@ -174,7 +174,7 @@ def limits_in_words(control: dict[str, Any]) -> str:
         "nothing": not (every or triggers),
         f"ranks {','.join(map(str, listed))}": ranks is not None,
         f"steps {'..'.join(map(str, steps))}": bool(steps),
-        f"seq_len {least} or more": least is not None,
+        f"if seq_len is {least} or more": least is not None,
         f"at most {plural(most, 'dump')} per actor": dumps is not None,
         f"at most {human_bytes(size)} per actor": size is not None,
         f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,

@@ -25,7 +25,6 @@ from actordbg.cli.options import (
     Yes,
     require_good,
     require_selected,
-    require_some,
     store_of,
 )
 from actordbg.cli.output import emit, human_bytes, keep_answer, note, note_some, plural, progress, say, say_next
@@ -200,7 +199,7 @@ def export(
     size = human_bytes(sum(dump["bytes"] for dump in exported))
     say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
     require_good(not damaged)
-    require_some(len(paths))
+    require_selected(store, where, len(paths))
 
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.cli.options import Where, require_good, require_some, store_of
+from actordbg.cli.options import Where, require_good, require_selected, require_some, store_of
 from actordbg.cli.output import emit, human_bytes, keep_answer, note, plural, progress, say, say_next, say_wrapped
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def verify(ctx: typer.Context, where: Where = None) -> None:
     if damaged:
         say_next("actordbg store fsck --repair")
     require_good(not damaged)
+    require_selected(catalog.store, where, len(paths))
     require_some(len(paths))
 
 

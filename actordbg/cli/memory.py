@@ -25,7 +25,7 @@ def watch(
     pid: Annotated[list[int] | None, Option(min=1)] = None,
     run: str | None = None,
     ray: bool = False,
-    address: str = "auto",
+    address: str | None = None,
     interval: str = "1s",
     lasting: Annotated[str | None, Option("--for")] = None,
     no_uss: bool = False,
@@ -42,7 +42,7 @@ def watch(
         pid (P): Watch this process; repeatable.
         run (NAME): Watch the recording processes of a run.
         ray: Watch the actors on all nodes of a Ray cluster; --run adds ranks and steps.
-        address (ADDRESS): Address of the Ray cluster.
+        address (auto|HOST:PORT|ray://...): Ray cluster (default: RAY_ADDRESS, else the cluster of this machine).
         interval (TIME): Time between samples, e.g. 500ms, 10s.
         lasting (TIME): End after this time (default: when the processes end).
         no_uss: Skip USS, whose reading blocks a large process for milliseconds.

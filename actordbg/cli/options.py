@@ -231,11 +231,15 @@ def require_some(count: int) -> None:
 
 
 def require_selected(store: Store, where: str | None, done: int) -> None:
-    """Like `require_some`, for pack, unpack and prune: having nothing to do is fine, but a `where` without matches is not."""
+    """Like `require_some`, but having nothing to do is fine: a `where` without matches is not, and a note has the reasons."""
     if not done and where is not None:
-        from actordbg.catalog.query import count_dumps
+        from actordbg.catalog.query import count_dumps, open_fresh
+        from actordbg.catalog.selections import no_match
 
-        require_some(count_dumps(store, where))
+        catalog = open_fresh(store, where)
+        if not (count := count_dumps(catalog, where)):
+            note(no_match(catalog, where))
+        require_some(count)
 
 
 def settings_of(ctx: typer.Context) -> sources.Settings:

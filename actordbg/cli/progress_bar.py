@@ -72,6 +72,7 @@ class Bar:
         if not task.completed:
             self.drawn.live.transient = True
             self.drawn.update(self._task, visible=False)
+            self.drawn.console.quiet = not self.drawn.console.is_terminal  # rich ends a bar in a pipe with a line
         elif task.total is None or task.completed >= task.total:
             self.drawn.update(self._task, total=task.completed, note=("", self.drawn.get_time()))
 

@@ -12,7 +12,6 @@ continues from the store.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import os
@@ -27,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of
+from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of, require_package
 from actordbg.base.units import listed, plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
@@ -45,6 +44,7 @@ EARLIER_S = 60.0
 """Maximum seconds to wait for the hosts of a dead command."""
 SAY_AFTER_S = 10.0
 """Seconds until the user is told that a place is not ready, and between further checks."""
+_ANOTHER = "`ray start --head` starts one; or pass --address HOST:PORT"
 WHO_HOLDS = "`ray status` says what others hold, `ray list placement-groups` who"
 
 
@@ -203,29 +203,7 @@ class RayEngine(GroupEngine):
 @contextlib.contextmanager
 def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     """Connect to the cluster, check that its nodes have our versions, and release everything at the end."""
-    if importlib.util.find_spec("ray") is None:
-        raise EnvironmentProblem("--engine ray needs ray, which is not installed", hint="run `pip install 'actordbg[ray]'`")
-    runtime_env = runtime_env_of(order)
-    import ray
-
-    address = order.address or os.environ.get("RAY_ADDRESS") or "auto"
-    require_answer(address)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
-    job = ray.job_config.JobConfig()
-    job.set_metadata("job_name", f"actordbg {title}")
-    try:
-        ray.init(
-            address=address,
-            runtime_env=runtime_env or None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if address.startswith("ray://") else {"job_config": job}),  # Ray's client cannot name a job
-        )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {words[0][:300]}", hint="check `ray status`, or pass --address HOST:PORT"
-        ) from None
+    ray = join_cluster(order.address, f"actordbg {title}", runtime_env=runtime_env_of(order) or None)
     try:
         require_same_versions(ray)
         engine = RayEngine(ray, order, title)
@@ -239,6 +217,25 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     finally:
         with contextlib.redirect_stdout(io.StringIO()):  # Ray now prints buffered errors of its nodes, in this thread
             ray.shutdown()
+
+
+def join_cluster(address: str | None, title: str, **options: Any) -> Any:
+    """Connect this process to a cluster, and return Ray. Raises LaunchProblem within seconds if none answers."""
+    require_package("a cluster", "ray")
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
+    require_answer(address)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
+    if not address.startswith("ray://"):  # Ray's client cannot name a job
+        options["job_config"] = ray.job_config.JobConfig(metadata={"job_name": title})
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+        where = "on this machine" if address == "auto" else f"at {address}"
+        why = reason_of(error).split(". ")[0]
+        raise LaunchProblem(f"no Ray cluster answers {where}: {why}", hint=_ANOTHER) from None
+    return ray
 
 
 class OwnOutput:
@@ -282,10 +279,7 @@ def require_answer(address: str) -> None:
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
                     raise ConnectionError("something other than Ray listens there")
     except (OSError, OverflowError) as error:
-        raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {reason_of(error)}",
-            hint="check `ray status` on a node, or pass --address HOST:PORT",
-        ) from None
+        raise LaunchProblem(f"no Ray cluster answers at {address}: {reason_of(error)}", hint=_ANOTHER) from None
 
 
 # Nothing starts unless every node has this command's versions: other versions would give other numbers.

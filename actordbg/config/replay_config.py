@@ -79,7 +79,7 @@ class ReplayConfig:
         None,
         help="Only the model's first N layers.",
         column="layers kept of the model; NULL for all",
-        least=1, words="{} layers", unset="all layers", decides_truth=True, resolved=None,
+        least=1, words="{} layer", unset="all layers", decides_truth=True, resolved=None,
     )  # fmt: skip
     backend: str = deciding_setting(
         "plain",
@@ -112,7 +112,7 @@ class ReplayConfig:
         1,
         help="Processes, one per GPU (default 1).",
         rank=5, column="processes",
-        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis="default: 1, or what tp and ring need",
+        least=1, words="{} process", brief="{} proc", quiet=(1,), axis="default: 1, or what tp and ring need",
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
@@ -271,7 +271,7 @@ class ReplayConfig:
         0,
         help=f"Check the laws (invariance checks) on N inputs ({USUAL_LAWS} without a number).",
         metavar="[N|all]", column="number of inputs whose laws were checked",
-        least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthands={"no-laws": 0}, words="laws of {} inputs",
+        least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthands={"no-laws": 0}, words="laws of {} input",
         commands=_JUDGES, beside_truth=(),
     )  # fmt: skip
     name: str | None = run_setting(

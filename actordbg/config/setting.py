@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.base.units import plural
 
 ENVIRONMENT = "ACTORDBG_REPLAY_"
 """Prefix of the settings' environment variables."""
@@ -36,7 +37,8 @@ class Setting:
     that stand for a value.
     named: numbers that have a name, such as all.
     values: all valid values; least: the smallest number; above: what the number must exceed.
-    words: its words in a label: a format of the value, the words for off and on, or by value. brief: like words, but shorter.
+    words: its words in a label: a format of the value with its noun in the singular, the words for off and on, or by value.
+    brief: like words, but shorter.
     unset: the words for None. quiet: values that a label leaves out, beside None.
     backends: the backends that have it, () for all. needs: the options that it needs. idle: its value without them.
     commands: the commands with its option; axis: the note of `matrix`, which varies it, on its values; axis_values: those
@@ -171,6 +173,9 @@ class Setting:
             return shape[bool(value)]
         if isinstance(shape, Mapping):
             return shape.get(value, str(value))
+        before, place, noun = (shape or "").partition("{} ")
+        if place and self.kind is int:
+            return before + plural(value, noun)
         return shape.format(value) if shape else f"{self.plain_name} {self.typed(value)}"
 
     @property

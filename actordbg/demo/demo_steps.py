@@ -65,7 +65,7 @@ class Demo:
         require_modules(self.trainer)
         actor = copy_trainer(self.directory / "python")
         before = file_state(actor)
-        self.tell(f"Everything happens in {self.directory}; your installed {TRAINER.package} is copied, not touched.")
+        self.tell(f"Everything happens in {self.directory}; {TRAINER.package} is copied, not touched.")
         self._heading("1/7", f"patch: append the capture hook to {TRAINER.name}'s actor.py")
         self._actordbg("patch", "--target", TARGET)
         self._train()
@@ -99,9 +99,9 @@ class Demo:
             )
 
     def _as_typed(self, command: list[str]) -> str:
-        """Format the trainer's command as a user would type it: without the demo's wrapper, relative paths, lines of 110."""
+        """Format the trainer's command as a user would type it: without the demo's wrapper, relative paths, short lines."""
         options = " ".join(command[command.index("--") + 1 :]).replace(f"{self.directory}{os.sep}", "")
-        lines = textwrap.wrap(f"{self.program.typed} {options}", 108, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(f"{self.program.typed} {options}", 76, break_long_words=False, break_on_hyphens=False)
         return " \\\n    ".join(lines)
 
     def _follow(self, phase: str, step: int, text: str) -> None:

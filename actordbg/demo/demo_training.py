@@ -80,7 +80,7 @@ class TrainingJob:
         a text: at a step, the trainer's own figure, "reward 0.395".
         """
         deadline = time.monotonic() + timeout
-        on_progress("starting", 0, "starting processes, each of which imports torch: most of the time goes here")
+        on_progress("starting", 0, "starting processes that import torch: the longest part")
         while True:
             code = self.process.poll()
             for progress in self._new_progress():

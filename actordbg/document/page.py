@@ -154,6 +154,8 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 
 
 _CODE = re.compile("`([^`\n]+)`")
+_POWER = re.compile(r"\b\d[\d.]*e-\d+")
+"""A number that a browser would break behind its hyphen."""
 _LABEL = r"[A-Za-z][A-Za-z'|`()-]*(?: [A-Za-z'|`()-]+){0,2}"
 _FACT = re.compile(rf"^({_LABEL}(?:, {_LABEL})*): +(?=\S)")
 """A label of at most three words, or several of them: what a sentence has before its colon is longer."""
@@ -217,7 +219,8 @@ def _block(block: Block, number: int, blocks: Sequence[Block]) -> str:
 
 def _inline(text: str) -> str:
     """Render inline text, with backticked parts as code, and dump ids as handles that show the id when hovered over."""
-    return _CODE.sub(r"<code>\1</code>", with_handles(in_html(text), '<span title="{0}">{1}</span>'))
+    whole = _POWER.sub(r'<span class="n">\g<0></span>', with_handles(in_html(text), '<span title="{0}">{1}</span>'))
+    return _CODE.sub(r"<code>\1</code>", whole)
 
 
 def _item(text: str) -> str:

@@ -136,7 +136,8 @@ def load_tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exceptions about a damaged file
         hint = "pass a folder with tokenizer.json and tokenizer_config.json"
-        raise EnvironmentProblem(f"there is no tokenizer in {model}: {str(error)[:200]}", hint=hint) from None
+        why = str(error)[:200] if Path(model).exists() else "no such folder, and the hub's local cache does not have it"
+        raise EnvironmentProblem(f"there is no tokenizer in {model}: {why}", hint=hint) from None
 
 
 _tokenizer = lru_cache(load_tokenizer)

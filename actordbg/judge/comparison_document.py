@@ -34,7 +34,7 @@ from actordbg.document.blocks import (
     section,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity, rows_high
-from actordbg.judge.replay_findings import FLAT, RUNS
+from actordbg.judge.replay_findings import FLAT, RUNS, explained_outputs
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -115,8 +115,7 @@ def findings_of(record: ComparisonRecord) -> list[Finding]:
     if record.verdict != MISMATCH:
         failed = [dump for dump in record.dumps if _only_failed(dump)] if _nothing_differs(record) else []
         return [Finding(RUNS, "; ".join(dump.not_compared.values()), {"dump": dump.dump_id}) for dump in failed]
-    found = record.explained.found("") if record.explained else []
-    return [*found, *record.differing] or [Finding(OF_B[record.b.kind], "; ".join(record.reasons))]
+    return [*explained_outputs(record), *record.differing] or [Finding(OF_B[record.b.kind], "; ".join(record.reasons))]
 
 
 def conclusion(record: ComparisonRecord) -> tuple[str, list[str]]:
@@ -198,7 +197,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
     known = []
     for name, (subject, wrong) in EXCLUDED.items():
         if (size := sizes.get(name)) is not None:
-            amount = f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}"
+            amount = f"{100 * size:.3g}%" if name in ("gradients", "parameter") else f"{size:.2g}"
             known.append(f"{subject} {wrong.format(amount)}")
     if not known:
         return ""
@@ -243,6 +242,8 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     legend += "odd: log-probs that are not finite on one side only. " if nonfinite else ""
     if grads:
         legend += "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
+    else:
+        legend += "KL k3: the k3 estimate of KL(B, A), nats."
     rows = table([_dump(dump, grads) for dump in shown], "dump", "outputs")
     reasons = [f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons]
     return [Heading(title, 3), rows, Paragraph(legend), *section("", reasons)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from actordbg.actor.rules import LEAKED
 from actordbg.base.units import listed, plural
-from actordbg.document.blocks import number
+from actordbg.causes.bank import WEIGHTS
+from actordbg.document.blocks import TRAINER, number
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.records.comparison_record import (
@@ -31,6 +32,7 @@ LEAKS = Rule(
     "leaking rows",
     "packed rows of the run do not see each other",
     remedy="pass positions that restart at 0 in each row, no attention mask, and use_cache=False; or use flash attention",
+    side=TRAINER,
     fails="packed rows of the run leaked into each other",
 )
 LAWS = Rule("laws", "changes that must not matter change nothing")
@@ -97,8 +99,7 @@ class Judged:
         of_model = truth is not None and local is not None and truth.reasons == local.said  # what the model is says it already
         if truth is None or truth.verdict != MISMATCH or (of_model and not truth.mismatches):
             return
-        if self.truth is not None and self.truth.explained is not None:
-            yield from self.truth.explained.found("")
+        yield from explained_outputs(self.truth) if self.truth is not None else ()
         reasons = (truth.reasons,) if self.truth is None else self.truth.reasons
         parts = [reason for reason in reasons if reason and (local is None or reason != local.said)]
         if truth.mismatches:
@@ -112,7 +113,7 @@ class Judged:
         """Yield what explains recorded outputs, then that they are not this model's."""
         own, row = self.own, self.replay.recorded
         if own is not None and own.verdict == MISMATCH:
-            yield from own.explained.found("") if own.explained else ()
+            yield from explained_outputs(own)
             if leaking := [dump.dump_id for dump in own.mismatches if LEAKED in dump.reasons]:
                 yield Finding(LEAKS, LEAKED, {"dump": leaking[0]})
             size = own.furthest[0] if own.furthest else None
@@ -133,6 +134,15 @@ class Judged:
         many = f"{len(bad):,} of {plural(len(own.compared), 'dump')}"
         said = f"in {many} the run's outputs are not what its model gives in {self.dtype}: {furthest}"
         return f"{said}; its log-probs agree" if [name for name, _ in far] == ["entropies"] else said
+
+
+def explained_outputs(compared: ComparisonRecord) -> list[Finding]:
+    """Return the causes of a difference. Recorded outputs are the trainer's, unless the model may be another than the run's."""
+    explained = compared.explained
+    if explained is None:
+        return []
+    other = explained.unknown or WEIGHTS in [cause.name for cause in explained.causes]
+    return explained.found(TRAINER if compared.b.kind == "golden" and not other else "")
 
 
 def beyond(own: ComparisonRecord) -> list[tuple[str, float | None]]:

@@ -70,6 +70,8 @@ def replay_verdict(
         following = _next(judged, word, found, recorded, reported=reported)
     toy = as_ran(replay.asked, replay.resolved)["model"] == TINY
     not_checked = [*([NO_TOY] if toy else []), *judged.left, *_left(judged)] if word in (RIGHT, WRONG) else []
+    if word == UNCHECKED and judged.compared:
+        not_checked = [*judged.left]
     return Verdict(
         word,
         _said(judged, word, of or replay.counts.inputs),
@@ -134,8 +136,7 @@ def _said(judged: Judged, word: str, of: int) -> str:
     if truth.compared == counts.inputs < of:
         said = f"{plural(counts.inputs, 'dump')}, a sample of {of:,}, {match} the truth {near}"
     if word == UNCHECKED:
-        unchecked = judged.left[0].text if judged.left else "the outputs of the run"
-        return f"{said}; not checked: {unchecked}"
+        return f"{RECORDED.name}; {said}"
     return said
 
 
@@ -162,7 +163,7 @@ def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
         return (yield "did not pass", f"{bad:,} of {plural(counts.inputs, 'dump')}")
     if word == WRONG and own is not None and own.verdict == MISMATCH and judged.compared:
         for name, size in beyond(own):
-            yield f"max diff from the run's {name}", f"{number(size, 3)} nats"
+            yield f"max diff from the run's {name}", "not finite" if size is None else f"{number(size, 3)} nats"
     places = judged.replay.local.places if judged.replay.local else []
     if word == WRONG and places and places[0].size is not None and truth is not None and not truth.mismatches:
         yield f"error at {places[0].place['module']}", f"{number(places[0].size, 2)} times a healthy model's"

@@ -132,16 +132,11 @@ _TRIES = 5
 class OfRay(Watched):
     """Every live actor of a cluster. `marks`: the source of steps and ranks."""
 
-    def __init__(self, address: str, marks: OfRun | None = None) -> None:
-        import ray
-        from ray import cloudpickle
+    def __init__(self, address: str | None, marks: OfRun | None = None) -> None:
+        from actordbg.cluster.ray_engine import join_cluster
 
-        try:
-            ray.init(address=address, namespace=JOB, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            hint = "run `ray status` to list clusters, or name another cluster with --address"
-            raise EnvironmentProblem(f"no Ray cluster at {address}: {error}", hint=hint) from None
-        cloudpickle.register_pickle_by_value(process_memory)
+        ray = join_cluster(address, JOB, namespace=JOB, ignore_reinit_error=True)
+        ray.cloudpickle.register_pickle_by_value(process_memory)
         self._ray, self._marks = ray, marks
         self._address = ray.get_runtime_context().gcs_address
         self._reader_class = ray.remote(num_cpus=0, max_restarts=0)(process_memory.MemoryReader)

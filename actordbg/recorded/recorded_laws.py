@@ -200,9 +200,9 @@ LAWS = (
         TRAINER, fails="the action mask does not fit the tokens", judge=_lengths, over_calls=False,
     ),
     RecordedLaw(
-        "finite", "log-probs, advantages, rewards, losses, norms and rates are finite", "NeMo-RL#2100",
-        "`actordbg check --model YOUR_MODEL` says whether the model gives them", ("log_probs",), TRAINER, judge=_finite,
-        over_calls=False,
+        "finite", "recorded values are finite", "NeMo-RL#2100",
+        "look at the step before it: its loss, its gradient norm, and the weights that it left", ("log_probs",), TRAINER,
+        judge=_finite, over_calls=False,
     ),
     RecordedLaw(
         "beginning", "no row begins with two BOS tokens", "open-r1 PR#462",
@@ -291,7 +291,7 @@ LAWS = (
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
-        "print a group's rewards: if all are equal, correct the reward, or take other prompts or more samples of each",
+        "print a group's rewards: if they differ, find what sets advantages to 0; if not, correct the reward, or sample more",
         (LOSS, "advantages"), "", fails="every advantage is 0, so nothing is learned", judge=loss_laws.advantages,
     ),
     RecordedLaw(

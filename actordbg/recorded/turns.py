@@ -242,7 +242,7 @@ def _right(pairs: Sequence[tuple[Trajectory, Any]], turns: int, alone: int) -> s
     if alone == len(pairs):
         return f"{count}: the rollout handed over what it sampled"
     some = f"{len(pairs) - alone} of " if alone else ""
-    return f"{some}{count}: the ids that were sampled are those that were trained on"
+    return f"{some}{count}: trained on as sampled"
 
 
 def trajectories_of(store: Store, run: str | None) -> tuple[list[Trajectory], int]:

@@ -251,14 +251,14 @@ def verdict_of(figures: StepFigures) -> Verdict:
         if repeats:
             rule, how = RULES[UNKNOWN], "repeats what was recorded, which is wrong"
         return Verdict(WRONG, f"{title} {how}: {apart}", shown, left, "actordbg check", findings=[Finding(rule, apart)])
-    count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
+    count = plural(len(step.micro_batches), "micro-batch") + (f" of {step.ranks} ranks" if step.ranks > 1 else "")
     losses = "have each the loss of their rows" if step.missing else "add up to the loss of one batch"
-    said = f"{title}: {count} {losses}"
+    further = []
     if not left:
-        said += f"; the norm is {number(step.grad_norm, 5)}, replayed {number(replayed.grad_norm, 5)}"
-        said += f", in fp32 {number(reference.grad_norm, 5)}"
-        said += f"; {figures.weights.words}" + ("" if update else "; the update is Adam's")
-    return Verdict(UNCHECKED if left else RIGHT, said, shown, missing, "actordbg lint")
+        further = [figures.weights.words]
+        further += [] if update else ["the update is Adam's"]
+    word = UNCHECKED if left else RIGHT
+    return Verdict(word, f"{title}: {count} {losses}", shown, missing, "actordbg lint", further=further)
 
 
 def _apart(figures: StepFigures) -> str:

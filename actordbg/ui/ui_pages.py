@@ -6,6 +6,7 @@ The chosen filters (facets) become a `--where`, shown with the command to type, 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def store_page(store: Store) -> str:
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
     ]
     links = "".join(f"<li>{anchor(*link_to('runs', str(name)))}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs)
-    newest = listing("replays", NOTHING, replay_rows(catalog)[:10], (), {"max diff"})
+    newest = listing("replays", NOTHING, replay_rows(catalog)[:10], (), {"max diff, nats"})
     below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{newest}"
     return _page(blocks, f"{below}<h2>Newest comparisons</h2>{_comparisons(store, NOTHING, 10)}")
 
@@ -158,8 +159,12 @@ def replays_page(store: Store, asked: Asked = NOTHING) -> str:
     rows = replay_rows(catalog, everything=bool(asked.get("all")))
     every = f"all {plural(len(query.list_replays(catalog)), 'replay')}: truths, variations, matrix cells, other users' too"
     more = "" if asked.get("all") else anchor(every, "replays/?all=1")
-    below = listing("replays", asked, rows, ("verdict", "broken", "run", "by"), {"max diff"}) + f"<p>{more}</p>"
+    below = listing("replays", asked, rows, ("verdict", "broken", "run", "by"), {"max diff, nats"}) + f"<p>{more}</p>"
     return _page([Heading("replays", 1)], f"{below}<h2>Newest comparisons</h2>{_comparisons(store, {}, 10)}")
+
+
+_BEFORE = re.compile(r"actordbg (?:--store \S+ )?")
+"""What stands before a command's name."""
 
 
 def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row]:
@@ -172,7 +177,7 @@ def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row
     checks = set(check_names(catalog.store))
     rows = []
     for replay in listed(catalog, everything=everything):
-        name, words = replay["replay_id"], str(replay["command"] or "-").removeprefix("actordbg ").split()
+        name, words = replay["replay_id"], _BEFORE.sub("", str(replay["command"] or "-")).split()
         rows.append(
             Row(
                 {
@@ -181,12 +186,12 @@ def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row
                     "by": link_to("checks", name, "check") if name in checks else words[0],
                     "passed": passed_of(replay),
                     "broken": ", ".join(sorted(broken[name])) or "-",
-                    "max diff": number(replay["max_abs"], 2),
+                    "max diff, nats": number(replay["max_abs"], 2),
                     "run": ", ".join(sorted(runs[name])) or "-",
                     "when": ago(replay["created_at"]),
                     "configuration": replay["configuration"],
                 },
-                {"replay": name, "passed": replay["passed"], "max diff": replay["max_abs"], "when": replay["created_at"]},
+                {"replay": name, "passed": replay["passed"], "max diff, nats": replay["max_abs"], "when": replay["created_at"]},
                 {"broken": broken[name], "run": runs[name]},
             )
         )

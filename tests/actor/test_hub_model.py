@@ -135,7 +135,7 @@ def test_a_name_that_is_no_model_is_refused_without_asking(hub, tmp_path):
     folder, config = str(tmp_path), tmp_path / "config.json"
     for name, text, why in (
         ("/nope", "", "there is no model in /nope"), ("no name", "", "is neither a model folder nor a hub name"), (folder, "", "holds no model"),
-        (folder, "[" * 100_000, "is not JSON"), (folder, "[]", "is not a JSON object"),
+        (folder, "[" * 100_000, "is not a JSON object"), (folder, "[]", "is not a JSON object"),
     ):  # fmt: skip
         if text:
             config.write_text(text)

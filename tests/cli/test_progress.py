@@ -58,6 +58,14 @@ def test_what_is_left_of_a_bar_says_what_was_done(done, total, left):
     assert shown.get().strip().endswith(left) and bool(shown.get().strip()) == bool(done)
 
 
+def test_a_bar_without_a_step_leaves_no_line_in_a_pipe():
+    piped = io.StringIO()
+    bar = Bar("packing", None, Console(file=piped))
+    with bar.drawn:
+        bar.end()
+    assert piped.getvalue() == ""
+
+
 def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store):
     notes = []
     counted = counting(lambda n=1, note="": notes.append(f"{n} {note}".strip()))

@@ -6,7 +6,7 @@ import pytest
 
 from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose, gather_facts, short_dtype
-from actordbg.config.replay_config import ReplayConfig, validate
+from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.formats.dump_record import DumpRecord
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
@@ -35,6 +35,10 @@ def test_the_record_decides_what_is_left_open_and_what_is_asked_for_wins_also_wh
     decided = [(one.dtype, one.packing, one.temperature, one.backward) for one in found]
     assert decided == [("bf16", True, 0.7, True), ("fp16", False, 1.0, False)]
     assert choose(ReplayConfig(), record(model_name="meta-llama/Llama-3.1-8B"), SERVER).model == "tiny", "it is not taken"
+
+
+def test_one_of_a_thing_is_told_in_the_singular():
+    assert [SETTINGS["nproc"].in_words(count) for count in (1, 2)] == ["1 process", "2 processes"]
 
 
 def test_dtypes_have_openrlhfs_short_names():

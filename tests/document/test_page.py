@@ -129,6 +129,10 @@ def test_the_title_is_the_page_s_own_and_a_sentence_with_a_colon_is_no_label():
     assert page.count('class="fact"') == 1 and "<b>response length</b>" in page
 
 
+def test_no_figure_is_torn_behind_its_hyphen():
+    assert '<span class="n">2e-06</span> nats' in as_html([Paragraph("shifted by 2e-06 nats")])
+
+
 def test_no_remedy_is_torn_into_a_label_and_its_value():
     """ "replay with `--no-packing`: if that is right, ..." was a label of four words and half a sentence."""
     rules = [

@@ -162,7 +162,7 @@ def browsed(store):
         "extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0"}]}
     }
     write_replay(store, "20250619T050000-000001", inputs["long"], result=lambda _: broken, command="actordbg check --packing")
-    write_replay(store, "20250619T060000-000002", inputs["short"], command="actordbg replay --all")
+    write_replay(store, "20250619T060000-000002", inputs["short"], command="actordbg --store s replay --all")
     write_replay(store, "20250619T070000-000003", inputs["long"], truth="fp64")
     save(store, compare(store, "20250619T050000-000001", "20250619T070000-000003"))
     make_folder(store.reports)
@@ -204,7 +204,7 @@ def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_check
     page = browsed.admitted("/replays/")[1]
     assert [row[0] for row in rows_of(page)] == ["NOT CHECKED", "WRONG"] and "Newest comparisons" in page
     for asked, verdicts in {
-        "verdict=WRONG": ["WRONG"], "broken=neighbour": ["WRONG"], "run=short": ["NOT CHECKED"], "by=check": ["WRONG"],
+        "verdict=WRONG": ["WRONG"], "broken=neighbour": ["WRONG"], "run=short": ["NOT CHECKED"], "by=check": ["WRONG"], "by=replay": ["NOT CHECKED"],
         "sort=when": ["WRONG", "NOT CHECKED"], "sort=-when": ["NOT CHECKED", "WRONG"], "run=long&verdict=RIGHT": [],
     }.items():  # fmt: skip
         assert [row[0] for row in rows_of(browsed.admitted(f"/replays/?{asked}")[1])] == verdicts, asked

@@ -117,7 +117,7 @@ _SFT_STEP = re.compile(r"Train step of epoch (\d+):.*\| (\d+)/(\d+) \[.*gpt_loss
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
 ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
-    "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
+    "ppo": "on the CPU: OpenRLHF as installed; only vLLM's sampler is a stand-in",
 }
 """The first line of the log, by trainer."""
 DECLARED_GPUS = 4
