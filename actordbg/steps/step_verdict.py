@@ -66,7 +66,8 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     name = "batch_num_tokens" if step.by_token else "global_batch_size"
     by, wanted = step.fact(name), step.divisor / step.accumulation
     if by is None:
-        if all(_gives(each, step, each.terms) for each in step.micro_batches) and not _as_one(step):
+        alone = all(_gives(each, step, each.terms) for each in step.micro_batches)
+        if alone and not _as_one(step):
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
             yield broken("own means", words)
