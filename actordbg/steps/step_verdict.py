@@ -65,7 +65,8 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     by, wanted = step.fact(name), step.divisor / step.accumulation
     of_step = f"the step has {step.divisor:,} {terms}, {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
     if by is None:
-        if all(_gives(each, step, each.terms) for each in step.micro_batches) and not _as_one(step):
+        alone = all(_gives(each, step, each.terms) for each in step.micro_batches)
+        if alone and not _as_one(step):
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
             yield broken("own means", words)
