@@ -342,7 +342,7 @@ CASES: dict[str, tuple[Callable[[Path, Rollout, Plant], None], dict[str, Fault]]
         "tokens": Fault(_of_tokens, "trainer", "lint", "2 times it"),
         "stale": Fault(_of_old, "trainer", "lint", "ratio"),
         "healthy-stepped": Fault(_none, "", "step", ""),
-        "kl-sign": Fault(_turned, "trainer", "step", "the norm is"),
+        "kl-sign": Fault(_turned, "trainer", "step", "with it negated: the KL term"),
         "lost-gradient": Fault(_lost, "trainer", "step", "only the gradient of the last is applied"),
     }),
 }  # fmt: skip

@@ -165,6 +165,8 @@ class LossSlot:
         if control is None or not torch.is_grad_enabled():
             return None
         if self._point.scores:
+            if len(here.scores) < 2:
+                return None  # its rows were summed before that was followed
             args, given = (), _of_sums(args)
         if self._control is not control:
             self._control, self._controls = control, _switches(control, follows=not self._point.model)
@@ -316,6 +318,12 @@ class Waiting:
 
 def _step_of(engine: Referent) -> Any:
     return getattr(engine(), "global_steps", None)
+
+
+def note_backward(loss: Any) -> None:
+    """Note the loss that backward gets, with all its terms, beside the one that waits."""
+    if here.waiting is not None and isinstance(loss, Tensor):
+        here.waiting.results["backward_loss"] = loss.detach()
 
 
 def end_step(norm: Any) -> None:

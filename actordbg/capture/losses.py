@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 from actordbg.capture.control import Control
 from actordbg.capture.facts import Args, Binder, Named
 from actordbg.capture.loss_points import CapturePoint, CapturePoints
-from actordbg.capture.loss_record import INPUTS, LastForward, LossSlot, finish, here
+from actordbg.capture.loss_record import INPUTS, LastForward, LossSlot, finish, here, note_backward
 from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 
@@ -90,8 +90,7 @@ def _backward(original: Function) -> Function:
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if here.waiting is not None and isinstance(loss, Tensor):
-            here.waiting.results["backward_loss"] = loss.detach()
+        note_backward(loss)
         return original(self, loss, *args, **kwargs)
 
     return backward

@@ -16,6 +16,7 @@ _SETTINGS = {
     "rollout.temperature": "rollout.temperature", "rollout.top_p": "rollout.top_p", "rollout.top_k": "rollout.top_k",
     "multi_turn": "train.agent_path", "kl.use_loss": "algo.kl.use_loss", "kl.init_coef": "algo.kl.init_coef",
     "kl.estimator": "algo.kl.estimator", "kl.ref": "algo.kl.ref", "entropy_coef": "actor.entropy_coef",
+    "aux_loss_coef": "actor.aux_loss_coef", "max_norm": "actor.max_norm",
 }  # fmt: skip
 """Paths in the arguments of its trainer, by the names that settings have in records."""
 _OF_EXPERIENCE = ("base_action_log_probs", "rewards", "returns", "response_length", "truncated")
@@ -124,5 +125,6 @@ class Molt:
         Seam("molt.models.loss:SFTLoss.forward", no_rows, needs=("per_token_logps", "loss_mask"), loss=_sft_loss),
         Seam("molt.trainer.workers.policy_actor:PolicyTrainer.training_step", no_rows, needs=("experience",), around=True),
         Seam("molt.trainer.sft_trainer:SFTTrainer._run_microbatch", no_rows, around=True),
+        Seam("molt.trainer.fsdp.strategy:FsdpStrategy.backward", no_rows, needs=("loss",), backward=True),
         Seam("molt.trainer.fsdp.strategy:FsdpStrategy.get_grad_norm", no_rows, needs=("model",), steps=_stepped),
     )

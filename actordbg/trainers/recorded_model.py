@@ -279,7 +279,7 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
             if why := seam.differs(inspect.signature(original).parameters):
                 tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
                 continue
-            if seam.loss or seam.steps or seam.around:
+            if seam.loss or seam.steps or seam.around or seam.backward:
                 from actordbg.trainers.recorded_losses import LossFollower
 
                 _Inside.has_steps |= seam.steps is not None

@@ -179,6 +179,8 @@ class Seam:
     step. Its argument `grad_norm` is the norm of the gradient; or its result, if it is a number, or has it: as `grad_norm`, or
     last in a tuple.
 
+    backward: the function, a method, gets the loss with all its terms, `loss`, as its first argument.
+
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows. shards: so it does with a
     model that FSDP2 shards.
@@ -195,6 +197,7 @@ class Seam:
     loss: Callable[[Arguments, torch.Tensor | None, Any], LossCall | None] | None = None
     steps: Callable[[Arguments], Any] | None = None
     around: bool = False
+    backward: bool = False
     kept: bool = False
     shards: bool = False
 

@@ -81,6 +81,9 @@ class FsdpStrategy:
     def __init__(self):
         self.time_steps = defaultdict(int)
 
+    def backward(self, loss, model):
+        loss.backward()
+
     def get_grad_norm(self, model):
         return self.norm
 """,
@@ -97,7 +100,7 @@ class PolicyTrainer:
                          cp_context_stack=ExitStack(), routed_experts=None, top_ids=None)
         loss, _ = self.loss(got["action_log_probs"], experience.old, experience.advantages, action_mask=experience.action_mask,
                             rollout_log_probs=experience.rollout, batch_num_tokens=batch_num_tokens)
-        loss.backward()
+        self.strategy.backward(loss, self.actor)
         if is_optimizer_step:
             self.strategy.norm = torch.nn.utils.get_total_norm([each.grad for each in self.actor.parameters()]).item()
             self.optimizer.step()
@@ -217,6 +220,8 @@ def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a
     assert answer["sentence"].startswith(f"WRONG ({side})" if rule else "RIGHT"), answer["sentence"]
     assert {each["rule"] for each in answer["findings"]} >= ({rule} if rule else set())
     if not rule:
+        losses = [dump.outputs for dump in dumps if dump.record.point != FORWARD]
+        assert all(each["backward_loss"] == each["loss"] for each in losses)
         for through in ("trainer", "rows"):
             config = ReplayConfig(model=str(tmp_path / "model"), dtype="fp32", attn="sdpa", through=through, backend="plain")
             first = [dump for dump in dumps if dump.record.point == FORWARD and dump.record.step == 0]
