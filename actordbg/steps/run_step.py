@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from actordbg.base.errors import Unsupported
+from actordbg.base.errors import Unsupported, require_package
 from actordbg.base.units import first_line, new_replay_id, plural
 from actordbg.compare.same_weights import WeightsMet, weights_met
 from actordbg.config.replay_config import ENDPOINT, ReplayConfig
@@ -34,6 +34,7 @@ from actordbg.steps.recorded_step import RecordedStep
 from actordbg.steps.step_engine import MODULE
 from actordbg.steps.step_plan import PLAN, STEP, StepPlan
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class StepFigures:
 
 def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: Callable[[Progress], None]) -> StepFigures:
     """Replay a step under `config`, and as one batch in fp32. Raises Unsupported if the configuration cannot divide it."""
+    require_package("the loss of a step", TRAINER.package)
     inputs = tuple(each.forward for each in step.micro_batches)
     if config.backend == ENDPOINT:
         raise Unsupported("a server computes no gradients", hint="use --backend plain, deepspeed or fsdp2")

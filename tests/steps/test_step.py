@@ -12,7 +12,7 @@ from commandline import invoke
 from stepcases import RecordedRun
 
 import actordbg
-from actordbg.base.errors import NothingToDo, Unsupported, UsageError
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported, UsageError
 from actordbg.base.imports import is_there
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -227,6 +227,12 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path):
     assert "--calls" not in str(refused.value.hint), "losses were recorded"
     with pytest.raises(UsageError, match="name of a run"):
         invoke(store, "step --step 9 --run", "a' or '1'='1")
+
+
+def test_a_step_says_at_once_that_the_trainer_of_its_loss_is_not_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match="the loss of a step needs openrlhf, which is not installed"):
+        run_step.run_step(None, SimpleNamespace(micro_batches=[]), None, print)
 
 
 @pytest.mark.forked
