@@ -82,7 +82,7 @@ def _functions() -> Iterator[str]:
         inert = (
             *losses,
             *steps,
-            *(seam for seam in seams if seam.around or seam.silent or seam.function.endswith("training_step")),
+            *(seam for seam in seams if seam.around or seam.backward or seam.silent or seam.function.endswith("training_step")),
         )
         kinds = ([seam for seam in seams if seam not in inert], losses, steps)
         cells = ("<br>".join(f"`{seam.where}`" for seam in kind) or "-" for kind in kinds)

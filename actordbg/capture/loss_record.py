@@ -321,7 +321,7 @@ def _step_of(engine: Referent) -> Any:
 
 
 def note_backward(loss: Any) -> None:
-    """Note the loss that backward gets, with all its terms, beside the one that waits."""
+    """Note the loss that backward gets, with all its terms, beside the loss that waits."""
     if here.waiting is not None and isinstance(loss, Tensor):
         here.waiting.results["backward_loss"] = loss.detach()
 

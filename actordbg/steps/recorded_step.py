@@ -224,8 +224,8 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     joined = []
     for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
         about = f"the loss {loss.record.dump_id}"
-        function = str(loss.fact("loss.formula_of") or loss.record.actor.get("function"))
-        if not function.startswith(_REPLAYED):
+        function = str(loss.record.actor.get("function"))
+        if not (function.startswith(_REPLAYED) or loss.fact("loss.formula_of")):
             text = f"{about} is {function}, and only losses of {TRAINER.package} are replayed"
             raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
         if loss.terms is None:

@@ -68,7 +68,7 @@ def _policy_loss(call: Arguments, log_probs: Any, output: Any) -> LossCall:
         facts["loss_agg_mode"] = "seq-mean-token-mean"
     settings = _settings(trainer)
     if known and level == "off" and facts["loss_agg_mode"] == "token-mean" and settings["kl.ref"] != "rollout":  # its k3 differs
-        facts["formula_of"] = "openrlhf.models.loss:PolicyLoss.forward"
+        facts["formula_of"] = "PolicyLoss"
     names = ("old_log_probs", "advantages", "rollout_log_probs", "dp_size", "batch_num_tokens", "global_batch_size")
     own = {name: value for name in _OF_EXPERIENCE if (value := getattr(experience, name, None)) is not None}
     if trainer is not None:

@@ -29,7 +29,8 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
     from openrlhf.models.utils import compute_approx_kl
 
     arguments, declared = recorded.record.arguments, CapturePoints.of("openrlhf")
-    where = arguments.get(f"{CONTEXT}loss.formula_of") or recorded.record.actor.get("function")
+    where, of = recorded.record.actor.get("function"), arguments.get(f"{CONTEXT}loss.formula_of")
+    where = f"openrlhf.models.loss:{of}.forward" if of else where
     point = next((each for each in declared.losses if where == f"{each.where}.forward" and not each.model), None)
     if point is None:
         raise Unsupported(f"{where} is not a loss of OpenRLHF", hint="only OpenRLHF's losses are computed again")
