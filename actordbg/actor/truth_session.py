@@ -72,6 +72,7 @@ class Decided:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         require_consent(config.model, model_cache)
         guard(config.model)
+        torch.ones(8).cos()  # a process's first cosine is inexact if threads share it: findings/the-first-cosine.sh
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         choices = choose(config, defaults, facts)
         known.refuse(config, choices, facts)

@@ -228,5 +228,14 @@ def refusals(cache):
         assert one.log_probs.equal(other.log_probs) and one.log_probs.equal(still.log_probs)
 
 
+def test_the_first_cosine_of_a_session_is_not_shared_by_threads(tmp_path, monkeypatch):
+    """As rotary positions are, which then may be 1.5e-4 off: a replay differed from the same call again."""
+    seen, original = [], torch.Tensor.cos
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")
+    monkeypatch.setattr(torch.Tensor, "cos", lambda values: seen.append(values.numel()) or original(values))
+    truth_session.Decided().decide(ReplayConfig(truth="fp32"), None, tmp_path)
+    assert seen == [8], "torch shares 32,768 elements and more"
+
+
 if __name__ == "__main__":
     main(sys.argv[1:], globals())
