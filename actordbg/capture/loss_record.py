@@ -320,12 +320,6 @@ def _step_of(engine: Referent) -> Any:
     return getattr(engine(), "global_steps", None)
 
 
-def note_backward(loss: Any) -> None:
-    """Note the loss that backward gets, with all its terms, beside the loss that waits."""
-    if here.waiting is not None and isinstance(loss, Tensor):
-        here.waiting.results["backward_loss"] = loss.detach()
-
-
 def end_step(norm: Any) -> None:
     """Hand over the loss that waits for the end of its step. norm: of the step's gradient, if it is a number or a tensor."""
     if here.waiting is not None:

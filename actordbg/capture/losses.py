@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 from actordbg.capture.control import Control
 from actordbg.capture.facts import Args, Binder, Named
 from actordbg.capture.loss_points import CapturePoint, CapturePoints
-from actordbg.capture.loss_record import INPUTS, LastForward, LossSlot, finish, here, note_backward
+from actordbg.capture.loss_record import INPUTS, LastForward, LossSlot, finish, here
 from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 
@@ -85,12 +85,13 @@ def _stepping(original: Function) -> Function:
     return training_step
 
 
-def _backward(original: Function) -> Function:
+def noting_backward(original: Function) -> Function:
     """Return the trainer's backward, which also notes the loss that it gets."""
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        note_backward(loss)
+        if here.waiting is not None and isinstance(loss, Tensor):
+            here.waiting.results["backward_loss"] = loss.detach()
         return original(self, loss, *args, **kwargs)
 
     return backward
@@ -119,7 +120,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
     if LOSS not in control.calls:
         return
     for points in map(CapturePoints.of, slot.packages):
-        _replace(f"{points.optimizer}.backward", _backward)
+        _replace(f"{points.optimizer}.backward", noting_backward)
         ends = _replace(f"{points.optimizer}.optimizer_step", _optimizer_step)
 
         def wrapped(point: CapturePoint, original: Function, own: CapturePoints = points, ends: bool = ends) -> Any:

@@ -62,7 +62,9 @@ class LossFollower:
         if self.seam.loss:
             return self.with_loss(original)
         if self.seam.backward:
-            return with_backward(original)
+            from actordbg.capture.losses import noting_backward
+
+            return noting_backward(original)
         return self.with_step(original, self.seam.steps) if self.seam.steps else original
 
     def with_loss(self, original: Function) -> Function:
@@ -136,18 +138,6 @@ class LossFollower:
             return output
 
         return function
-
-
-def with_backward(original: Function) -> Function:
-    """Return `original`, a trainer's backward, which also notes the loss that it gets."""
-
-    @functools.wraps(original)
-    def function(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if losses := sys.modules.get("actordbg.capture.loss_record"):
-            losses.note_backward(loss)
-        return original(self, loss, *args, **kwargs)
-
-    return function
 
 
 def _is_wanted(recorder: Any) -> bool:
