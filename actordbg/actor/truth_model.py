@@ -55,12 +55,13 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
     """Load the causal language model at `path` in the dtype `weights` ("bfloat16"), which rounds it, then convert it to `dtype`.
 
     trust: its own code may run (`actordbg.actor.model_code`). Attention and experts are eager, in evaluation mode. In a `dtype`
-    below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing.
+    below fp32 the buffers are fp32, as they are in any model, and so is what the model keeps in fp32 in any dtype, such as a
+    router (`_keep_in_fp32_modules_strict`). Raises EnvironmentProblem if transformers is missing.
     """
     exact_products()
-    auto = model_class(path, trust)
-    loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
-    model = loaded.to(dtype).to(device).eval()
+    auto, loads = model_class(path, trust), getattr(torch, weights)
+    loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=loads)
+    model = (loaded if dtype is loads else loaded.to(dtype)).to(device).eval()
     if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # grouped products of experts do not exist in fp64
     model.config.use_cache = False

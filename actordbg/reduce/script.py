@@ -189,7 +189,10 @@ def _build(case: FaultCase, weights: float | None) -> str:
         dtype={_dtype(case)},
 {extra}    )
 """
-        after = "    return model.to(dtype).eval()"
+        after = f"""\
+    if dtype != {_dtype(case)}:  # else some stay in fp32
+        model = model.to(dtype)
+    return model.eval()"""
         if weights is not None:
             after = f"""\
     found = sum(weight.double().sum().item() for weight in model.parameters())

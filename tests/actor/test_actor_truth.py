@@ -29,7 +29,21 @@ ONE_ULP = 2e-6
 
 
 def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tmp_path):
-    run_scenario("formula,refusals,shared", tmp_path, program=__file__)
+    run_scenario("formula,refusals,shared,kept_in_fp32", tmp_path, program=__file__)
+
+
+def kept_in_fp32(cache):
+    """What bf16 costs is measured with the router in fp32, where the model keeps it there in any dtype."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 0}
+    config = AutoConfig.for_model("ernie4_5_moe", vocab_size=32, num_hidden_layers=1, **sizes, **experts)
+    AutoModelForCausalLM.from_config(config).save_pretrained(cache / "experts")
+    for dtype in (torch.bfloat16, torch.float64):
+        model = truth_model.load(str(cache / "experts"), weights="bfloat16", dtype=dtype, device=torch.device("cpu"))
+        kept = torch.promote_types(dtype, torch.float32)
+        assert (model.lm_head.weight.dtype, model.model.layers[0].mlp.gate.weight.dtype) == (dtype, kept)
 
 
 def shared(cache):

@@ -59,7 +59,7 @@ from actordbg.reduce.case import (
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure, fingerprint_of
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction, _in_words
-from actordbg.reduce.script import _flat, _main, in_a_folder, render
+from actordbg.reduce.script import _build, _flat, _main, in_a_folder, render
 from actordbg.reduce.shrink import Shrinker, ddmin, least
 from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import RETURNED, _attempt, _without_folder
@@ -231,6 +231,19 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path):
     for words in (["format", "--diff"], ["check"]):
         ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout
+
+
+def test_a_script_leaves_what_a_checkpoint_keeps_in_fp32(tmp_path):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    names = {"torch": torch, "AutoModelForCausalLM": LlamaForCausalLM, "MODEL": str(tmp_path)}
+    exec(_build(replace(CASE, config=None, checkpoint=str(tmp_path), dtype="bf16"), None), names)
+    mine, right = (names["build"]("eager", dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert {model.model.rotary_emb.inv_freq.dtype for model in (mine, right)} == {torch.float32}
+    assert (mine.lm_head.weight.dtype, right.lm_head.weight.dtype) == (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize(
