@@ -195,7 +195,10 @@ def _left(judged: Judged) -> Iterator[NotChecked]:
             missing = f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')}"
             yield NotChecked(TRUTH, f"{missing} against the truth")
         if truth.grad_norm_rel is None and GRADIENTS not in rules:
-            yield NotChecked(GRADIENTS, "gradients", "--backward")
+            ran = as_ran(replay.asked, replay.resolved)
+            averaged = ran["backward"] and ran["nproc"] > 1
+            text, remedy = ("gradients, averaged over ranks", "--nproc 1") if averaged else ("gradients", "--backward")
+            yield NotChecked(GRADIENTS, text, remedy)
     if (unasked := _unasked_distance(judged)) is not None:
         apart = number(unasked, 2)
         yield NotChecked(RECORDED, f"the recorded log-probs, {apart} nats from these on average", "--recorded")

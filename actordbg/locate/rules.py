@@ -77,8 +77,12 @@ def of_difference(difference: ModelDifference) -> str:
     """Return what to do about what the model is; "" for the rule's own remedy."""
     if difference.kind == TIE:
         return "let `tie_word_embeddings` in config.json be as the checkpoint is: transformers goes by it under ZeRO-3 alone"
-    if difference.kind != ROUNDED or not difference.name.endswith("inv_freq"):
+    if difference.kind != ROUNDED:
         return ""
+    if not difference.name.endswith("inv_freq"):
+        return (
+            "keep it in fp32, as transformers does: a DeepSpeed engine in bf16 rounds every parameter (`--dtype fp32` does not)"
+        )
     return "keep it in fp32: `model.bfloat16()` rounds it, and ZeRO-3 makes it in the model's dtype (`--zero-stage 2` does not)"
 
 

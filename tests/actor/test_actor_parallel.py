@@ -59,6 +59,7 @@ def parallel(cache):
         except AssertionError as error:
             raise AssertionError(name) from error
     tied(cache)
+    with_a_router_in_fp32(cache)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "a ring leaves nothing behind"
 
 
@@ -184,6 +185,31 @@ def tied(cache):
         with open_actor(asked, model_cache=cache) as session:
             outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
     is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
+
+
+def with_a_router_in_fp32(cache):
+    """Shard layers in bf16 whose router the model keeps in fp32: FSDP2 wants one dtype for each of its groups."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 2,
+    }
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 0}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("ernie4_5_moe", vocab_size=512, **sizes, **experts))
+    model.save_pretrained(cache / "router")  # rank 0 alone writes
+    dist.barrier()
+    log_probs = []
+    for backend in ("plain", "fsdp2"):
+        asked = ReplayConfig(model=str(cache / "router"), dtype="bf16", nproc=2, backward=True, backend=backend)
+        with open_actor(asked, model_cache=cache) as session:
+            log_probs.append(session.run(make_dump(0, vocab=512), backward=True, keep=True).log_probs)
+            assert session.model.model.layers[0].mlp.gate.weight.dtype == torch.float32
+    assert torch.allclose(*log_probs, atol=0.02), "FSDP2 rounds what a layer is given"
 
 
 if __name__ == "__main__":

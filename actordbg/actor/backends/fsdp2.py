@@ -119,6 +119,9 @@ class Fsdp2Backend(Backend):
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
         policy, mesh = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32), self._mesh[_SHARDED]
+        kept = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for module in _kept_in_fp32(self.model):
+            fully_shard(module, mesh=mesh, mp_policy=kept)
         for layer in decoder_layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -149,6 +152,15 @@ def decoder_layers(model: Any) -> list[Any]:
             if isinstance(layers, torch.nn.ModuleList) and len(layers) == count:
                 return list(layers)
     return []
+
+
+def _kept_in_fp32(model: Any) -> list[Any]:
+    """Return the modules whose own parameters the model keeps in another dtype than its embeddings, the innermost first: FSDP2
+    takes one dtype for each group, so each of these is a group of its own.
+    """
+    usual = model.get_input_embeddings().weight.dtype
+    dtypes = {module: {each.dtype for each in module.parameters(recurse=False)} for module in model.modules()}
+    return [module for module, own in reversed(dtypes.items()) if len(own) == 1 and usual not in own]
 
 
 def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:
