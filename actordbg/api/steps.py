@@ -12,7 +12,7 @@ from actordbg.document.blocks import Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import run_step
-from actordbg.steps.step_document import step_blocks, step_data
+from actordbg.steps.step_verdict import step_blocks, step_data
 
 
 def replayed_step(desk: Desk, number: int, run: str | None, flags: Mapping[str, Any]) -> CommandResult:
