@@ -251,7 +251,7 @@ class PlainCommands:
             number (N): The optimizer step, counted from 0 (`step` of a dump).
             run (NAME): The run (default: the only one with losses of that step).
         """
-        from actordbg.api.steps import replayed_step
+        from actordbg.api.replaying import replayed_step
 
         return replayed_step(self._desk, number, run, self._flags(settings))
 

@@ -17,8 +17,9 @@ from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.base.units import human_bytes, listed, plural, some
 from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.config.as_ran import on_machine
+from actordbg.config.replay_config import TINY
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
-from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
+from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.records.journal import read_events, read_results
@@ -27,6 +28,9 @@ from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress, spec_and_owner
+from actordbg.steps.recorded_step import recorded_step
+from actordbg.steps.run_step import run_step
+from actordbg.steps.step_verdict import step_blocks, step_data
 from actordbg.store.layout import Store
 
 VOCABULARY = 512
@@ -232,3 +236,23 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if answer["explanation"]:
             yield "why", answer["explanation"]
         yield from (("try", way) for way in answer["ways_out"])
+
+
+def replayed_step(desk: Desk, number: int, run: str | None, flags: Mapping[str, Any]) -> CommandResult:
+    """Replay a step of a run under these settings.
+
+    Raises what `recorded_step` and `run_step` raise, and Unsupported or EnvironmentProblem for what cannot run here.
+    """
+    store = desk.store.require_writable()
+    step = recorded_step(store, run, number)
+    config = desk.asked(flags, step.micro_batches[0].loss.record).config
+    inputs = tuple(each.forward for each in step.micro_batches)
+    desk.runnable(config, inputs, announce=False)
+    with desk.progress("replaying the step", 2 * len(inputs)) as advance:
+        figures = run_step(store, step, config, counting(advance))
+    blocks = step_blocks(figures)
+    if config.model == TINY:
+        blocks = [replace(each, toy=True) if isinstance(each, Verdict) else each for each in blocks]
+    verdict = verdict_in(blocks)
+    good = verdict is not None and verdict.good
+    return CommandResult(good, step_data(figures) | {"good": good}, blocks)

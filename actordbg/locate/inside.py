@@ -21,7 +21,7 @@ from torch import Tensor
 
 from actordbg.actor import changes
 from actordbg.actor.forward_outcome import plain_name
-from actordbg.actor.rope_formulas import window_of
+from actordbg.actor.from_papers import window_of
 from actordbg.actor.session import ActorSession
 from actordbg.base.units import plural
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line

@@ -14,7 +14,7 @@ from typing import ClassVar
 from actordbg.base.units import first_line
 from actordbg.compare.comparing import tokens_outside
 from actordbg.judge.check import CheckedReplay
-from actordbg.locate.rules import OPERATION, PLACES
+from actordbg.locate.verdict import OPERATION, PLACES
 from actordbg.records.comparison_record import MISMATCH
 from actordbg.records.finding import Finding, Rule, any_layer
 from actordbg.records.locate_record import is_backward
