@@ -1,4 +1,4 @@
-"""Where a configuration goes wrong, by rules and in words, from what its results say (`actordbg.records.locate_record`). No torch.
+"""Where a configuration goes wrong, in rules and in words, by what its results say (`records.locate_record`). No torch.
 
     local = verdict_of(results)
     local.word        # "WRONG"
