@@ -24,7 +24,7 @@ from actordbg.actor.routing import EXPERTS
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import first_line
-from actordbg.laws.images_given import WITH_IMAGES, judge_images
+from actordbg.laws.given import WITH_IMAGES, judge_images, judge_routing
 from actordbg.laws.jacobian import halves, judge_additivity, support
 from actordbg.laws.judging import (
     NOISE_FACTOR,
@@ -37,7 +37,6 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.laws.routing_given import judge_routing
 from actordbg.laws.rules import LAWS
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.records.replay_record import LAWS as IN_EXTRA, NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer

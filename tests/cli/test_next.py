@@ -23,9 +23,9 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.records.journal import SPEC
 from actordbg.reduce.case import DIFFERENCE, FaultCase
-from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.handover import Script
 from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.trials import Fingerprint
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.store.layout import Store
