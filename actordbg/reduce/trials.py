@@ -5,8 +5,8 @@
 
 What an ending shows is a fingerprint of the fault: what a smaller case has to have in common with the replay. It is an error's
 class and text (without numbers and paths), a signal, a hang, the broken law, or the module and the cause. An ending shows it
-coarsely (something differs, in these rows). Whether it is the same law or the same module is what `actordbg check` says of the smaller
-case, so a reduced case is checked as any replay is.
+coarsely (something differs, in these rows). Whether it is the same law or the same module is what `actordbg check` says of the
+smaller case, so a reduced case is checked as any replay is.
 
 `trials.jsonl` has a line for each trial: a digest of the case, its script, the installed versions and the checkpoint's files;
 what was tried; its ending. A trial that is in there does not run again, except to confirm a case: what is reported ran twice in
