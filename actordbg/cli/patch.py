@@ -55,8 +55,9 @@ def patch(ctx: typer.Context, *, python: Python = None, target: TargetFile = Non
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """
     from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
 
-    answer = operate.patch(operate.find_target(python, target), store_of(ctx), dry_run=dry_run)
+    answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, _say_outcome)
     if not dry_run:
         say_next("actordbg dump enable")
@@ -74,8 +75,9 @@ def unpatch(ctx: typer.Context, *, python: Python = None, target: TargetFile = N
     Example: actordbg unpatch --dry-run
     """
     from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(operate.find_target(python, target), dry_run=dry_run), _say_outcome)
+    emit(operate.unpatch(find_target(python, target), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -106,7 +108,8 @@ def status(ctx: typer.Context, *, python: Python = None, target: TargetFile = No
     """
     from actordbg.catalog.query import open_fresh
     from actordbg.catalog.selections import holdings
-    from actordbg.install.patching import find_target, inspect_target
+    from actordbg.install.patch_target import find_target
+    from actordbg.install.patching import inspect_target
 
     store = store_of(ctx)
     patch, why = None, ""

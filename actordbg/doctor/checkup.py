@@ -38,7 +38,8 @@ from actordbg.config.sources import find_file, from_environment
 from actordbg.doctor import import_probe as probe, python_environment as environment
 from actordbg.doctor.python_environment import PIP, Check, Ended, Host, Versions, bad, ok, run, warn
 from actordbg.formats.store_files import file_system
-from actordbg.install.patching import find_target, inspect_target
+from actordbg.install.patch_target import find_target
+from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER

@@ -9,7 +9,7 @@ from actordbg.base.errors import EnvironmentProblem
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
 from actordbg.doctor.python_environment import bad, ok, warn
-from actordbg.install import patching
+from actordbg.install import patch_target
 
 
 def no_trainer(*given):
@@ -17,7 +17,7 @@ def no_trainer(*given):
 
 
 def test_status_is_about_the_store_also_where_no_trainer_is(store, monkeypatch):
-    monkeypatch.setattr(patching, "find_target", no_trainer)
+    monkeypatch.setattr(patch_target, "find_target", no_trainer)
     assert "next: actordbg dump enable" in invoke(store, "status").stderr
     inputs = publish(store, 3)
     assert "next: actordbg check" in invoke(store, "status").stderr

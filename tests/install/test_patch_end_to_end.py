@@ -22,7 +22,7 @@ from actordbg.capture.switch_file import write_control
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate, trailer
-from actordbg.install.patching import find_target
+from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ PROCESSES, ROUNDS = 6, 3
 WORKER = """
 import sys
 from actordbg.install import patching as operate
-from actordbg.install.patching import Target
+from actordbg.install.patch_target import Target
 from actordbg.store.layout import Store
 from pathlib import Path
 target = Target(Path(sys.argv[1]), Path(sys.argv[1]), sys.executable, None)

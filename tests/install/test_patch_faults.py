@@ -16,7 +16,7 @@ from patchkit import ACTOR, OLD, facts_of, written
 
 from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
 from actordbg.install import patching, trailer
-from actordbg.install.patching import Target
+from actordbg.install.patch_target import Target
 from actordbg.store.layout import Store
 
 __all__ = ["folder"]

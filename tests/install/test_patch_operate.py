@@ -19,7 +19,7 @@ from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching, replace_file as replace
-from actordbg.install.patching import find_target
+from actordbg.install.patch_target import find_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 

@@ -7,7 +7,7 @@ import pytest
 from roots import script
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.install.patching import find_target, require_hook
+from actordbg.install.patch_target import find_target, require_hook
 
 HERE = Path(sys.executable)
 BOMB = "raise SystemExit('the package was imported')\n"

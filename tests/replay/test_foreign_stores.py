@@ -33,7 +33,7 @@ from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.ringfile import new_file
-from actordbg.install import patching
+from actordbg.install import patch_target
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import BASELINE, NOT_RUN, OPEN, MatrixCell, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.replay.launch import child_environment
@@ -285,7 +285,7 @@ def test_no_process_of_ours_imports_from_the_current_folder(tmp_path, monkeypatc
     )
     if sys.version_info >= (3, 11):
         assert done.returncode == 0
-        assert patching.ask(sys.executable, "hook")["executable"] == sys.executable
+        assert patch_target.ask(sys.executable, "hook")["executable"] == sys.executable
     assert (tmp_path / "ran").exists() == (sys.version_info < (3, 11))
     assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
