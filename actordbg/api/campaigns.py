@@ -21,7 +21,6 @@ from actordbg.campaign.cells import Axes, batches, combinations, make_cells, par
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.run_matrix import Selection, Surroundings, new_matrix
 from actordbg.campaign.run_train_check import TrainRun, folder_of, load_train_check, log_of
-from actordbg.campaign.train_dataset import run_of_dataset
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
@@ -30,6 +29,7 @@ from actordbg.campaign.train_plan import (
     make_train_cells,
     read_names,
     require_whole_groups,
+    run_of_dataset,
     taken_twice,
 )
 from actordbg.catalog.selections import joined

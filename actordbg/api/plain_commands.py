@@ -251,14 +251,14 @@ class PlainCommands:
             number (N): The optimizer step, counted from 0 (`step` of a dump).
             run (NAME): The run (default: the only one with losses of that step).
         """
-        from actordbg.api.steps import replayed_step
+        from actordbg.api.replaying import replayed_step
 
         return replayed_step(self._desk, number, run, self._flags(settings))
 
     @consenting
     def build_actor(
         self, *, trust_remote_code: bool = False, batch_size: Annotated[int, Option(min=1)] = 2,
-        seq_len: Annotated[int, Option(min=4)] = 128, save: Path | None = None, **settings: Any,
+        seq_len: Annotated[int, Option(min=4)] = 128, **settings: Any,
     ) -> CommandResult:  # fmt: skip
         """Build the actor alone and run one forward.
 
@@ -269,11 +269,10 @@ class PlainCommands:
         Args:
             batch_size: Rows of the synthetic input.
             seq_len: Length of the synthetic input, padding included.
-            save (DIR): If it ran, save the checkpoint that it was built from, with --num-layers its first layers, for --model.
         """
         from actordbg.api.replaying import built_alone
 
-        return built_alone(self._desk, self._flags(settings), batch_size, seq_len, save)
+        return built_alone(self._desk, self._flags(settings), batch_size, seq_len)
 
     def turns(
         self, dump: str | None = None, *, run: str | None = None, tokenizer: str | Path | None = None, template: str | None = None

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.models import require_empty, save_checkpoint
 from actordbg.actor.signatures import explain, signature_of
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
@@ -18,8 +17,9 @@ from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.base.units import human_bytes, listed, plural, some
 from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.config.as_ran import on_machine
+from actordbg.config.replay_config import TINY
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
-from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
+from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.records.journal import read_events, read_results
@@ -28,6 +28,9 @@ from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress, spec_and_owner
+from actordbg.steps.recorded_step import recorded_step
+from actordbg.steps.run_step import run_step
+from actordbg.steps.step_verdict import step_blocks, step_data
 from actordbg.store.layout import Store
 
 VOCABULARY = 512
@@ -160,17 +163,13 @@ def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> Comman
     return CommandResult(True, data, noise_page(record))
 
 
-def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int, save: Path | None) -> CommandResult:
+def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:
     """Build the actor, and run one forward of a synthetic input: the settings that the built actor has, and what it cost.
-
-    save: a new folder for the checkpoint of an actor that ran.
 
     Times in seconds (the slowest rank's), memory in bytes (the largest rank's). Raises the worker's error if it is one of
     actordbg's, and LaunchProblem if a worker died without reporting an error.
     """
     config = desk.asked(flags).config
-    if save is not None:
-        require_empty(save)
     with TemporaryDirectory(prefix="actordbg-init-") as folder:
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
@@ -178,9 +177,6 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         spec = apart.planned("actor init", config, DumpSelection()).spec
         findings = apart.runnable(config, spec.inputs, minor=False)
         data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "known_failures": findings}
-        if save is not None and data["ok"]:
-            save_checkpoint(config.model, store.models, config.num_layers, save)
-            data["saved"] = str(save)
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
     first = "actordbg status" if desk.store.exists() else "actordbg demo"
     following = first if data["ok"] else "actordbg doctor"
@@ -234,11 +230,29 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             figures = f"loss {answer['loss']:.4f}, gradient norm {answer['grad_norm']:.4f}"
             yield "backward", f"{answer['backward_s']:.3f} s, {figures}"
         yield "peak memory", human_bytes(answer["peak_memory_bytes"])
-    if "saved" in answer:
-        yield "saved", f"{answer['saved']}, for --model"
     if not answer["ok"]:
         yield "failed", str(answer["error"])
         yield "signature", str(answer["signature"])
         if answer["explanation"]:
             yield "why", answer["explanation"]
         yield from (("try", way) for way in answer["ways_out"])
+
+
+def replayed_step(desk: Desk, number: int, run: str | None, flags: Mapping[str, Any]) -> CommandResult:
+    """Replay a step of a run under these settings.
+
+    Raises what `recorded_step` and `run_step` raise, and Unsupported or EnvironmentProblem for what cannot run here.
+    """
+    store = desk.store.require_writable()
+    step = recorded_step(store, run, number)
+    config = desk.asked(flags, step.micro_batches[0].loss.record).config
+    inputs = tuple(each.forward for each in step.micro_batches)
+    desk.runnable(config, inputs, announce=False)
+    with desk.progress("replaying the step", 2 * len(inputs)) as advance:
+        figures = run_step(store, step, config, counting(advance))
+    blocks = step_blocks(figures)
+    if config.model == TINY:
+        blocks = [replace(each, toy=True) if isinstance(each, Verdict) else each for each in blocks]
+    verdict = verdict_in(blocks)
+    good = verdict is not None and verdict.good
+    return CommandResult(good, step_data(figures) | {"good": good}, blocks)

@@ -5,10 +5,15 @@ fewer lanes accumulates more. Inputs are used in order, then again from the firs
 
 Two cells are added. The *baseline* is the plain Actor in fp32, on the weights rounded to the dtype. *Noise* is the plain Actor
 with each step's micro-batches in reverse order: it measures the effect of summation order.
+
+Samples of a data set become dumps, one for each, of a run that is named by what is in it, `sft-<digest>`: the same samples of the
+same tokenizer are written once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +24,17 @@ from actordbg.base.errors import UsageError
 from actordbg.campaign.cells import Axes, Combination, combinations, make_cells
 from actordbg.campaign.train_document import steps_of_round
 from actordbg.campaign.train_engine import input_id
+from actordbg.catalog.query import count_dumps
 from actordbg.config.choices import Facts
-from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.config.replay_config import LAUNCHERS, TINY, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
+from actordbg.dumps.create import dump_of_inputs
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.matrix_record import ASKED, BASELINE, NOISE, TrainCell
 from actordbg.records.replay_record import ReplayInput
+from actordbg.store.layout import Store
+from actordbg.store.payload import encode_plain
+from actordbg.trainers.trainer import TRAINER
 
 SUITE_CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"backend": "plain"},
@@ -196,3 +206,28 @@ def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames
             else:
                 raise UsageError(f"{name}={text!r:.40} is not a whole number above 0", hint=f"unset {name}, or use the flag")
     return result
+
+
+MAX_LEN = 2048
+
+
+def run_of_dataset(store: Store, source: Path, model: str, max_len: int | None, most: int) -> str:
+    """Write up to `most` samples of a data set as dumps, unless they are there; return their run. Raises as `sft_rows` does."""
+    if model == TINY:
+        raise UsageError(
+            "the built-in tiny model has no tokenizer for a data set", hint="pass --model PATH of a folder with a tokenizer"
+        )
+    TRAINER.prepare_process()
+    longest = max_len or MAX_LEN
+    rows = [{name: values.numpy() for name, values in row.items()} for row in TRAINER.sft_rows(source, model, longest, most)]
+    if not rows:
+        raise UsageError(f"{source} has no sample of at most {longest} tokens", hint="raise MAX_LEN")
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps([values.tolist() for values in row.values()]).encode())
+    run = f"sft-{digest.hexdigest()[:12]}"
+    there = count_dumps(store.create(), f"run='{run}'")  # packed ones too
+    for at, row in enumerate(rows[there:], there):
+        made = dump_of_inputs(row, run, call_index=at, training=True, grad_enabled=True, origin={"dataset": source.name})
+        store.put_dump(*encode_plain(*made), hint="make room, or name another store")
+    return run

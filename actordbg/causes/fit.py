@@ -5,7 +5,7 @@ All arrays are over the same T tokens, those that the masks of the rows select, 
     y = recorded - truth = (log-probs under the cause, of some size) - truth + noise
 
 **Noise** is measured, never assumed: what rounding does to these tokens. `healthy` are the differences of real computations in
-the run's dtype; `drawn` are draws (`actordbg.causes.signatures`), scaled here to the mean of the healthy ones. Neither is white:
+the run's dtype; `drawn` are draws (`actordbg.causes.in_worker`), scaled here to the mean of the healthy ones. Neither is white:
 a healthy bf16 model reaches 5 to 7 standard errors of white noise along a cause. So errors of amounts are those of the draws' own
 fits.
 

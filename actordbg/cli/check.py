@@ -27,7 +27,7 @@ def check(
     *,
     inputs: ChosenInputs,
     settings: Given,
-    of_run: Annotated[bool, Option("--recorded", "--golden")] = False,
+    of_run: Annotated[bool, Option("--recorded")] = False,
     columns: Annotated[list[str] | None, Option("--column", rank=30)] = None,
     watch: Annotated[bool, Option(rank=30)] = False,
     junit: Annotated[Path | None, Option(heading=_FOR)] = None,

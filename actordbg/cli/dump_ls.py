@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,14 +116,13 @@ def columns() -> None:
             say(line)
 
 
-def show(ctx: typer.Context, dump_id: str, *, values: bool = False) -> None:
+def show(ctx: typer.Context, dump_id: str) -> None:
     """Show one dump: its record, its tensors, its results.
 
-    Example: actordbg dump show 20250619T052608 --values
+    Example: actordbg dump show 20250619T052608
 
     Args:
         dump_id (ID): Dump id, handle, or a unique prefix of the id.
-        values: Also read the tensors: min, max, non-zero (needs torch).
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
     from actordbg.records.run_files import weights_of
@@ -139,38 +137,21 @@ def show(ctx: typer.Context, dump_id: str, *, values: bool = False) -> None:
     answer = {name: getattr(row, name) for name in names} | {
         "verdict": row.verdict or "",  # every answer's is a text
         "record": record,
-        "tensors": _tensors(record, path if values else None),
+        "tensors": _tensors(record),
         "results": results_of_dump(catalog, row.dump_id),
         "weights": None if hashes is None else catalog.store.relative(hashes),
     }
     emit(answer, _say_dump)
 
 
-def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
-    """Describe each tensor. `kind`: "input"; "output" (returned by the call); "generator" (RNG state before the call).
-
-    path: read min, max and the number of non-zero elements from this file, except for RNG states, whose bytes are not numbers.
-    """
+def _tensors(record: DumpRecord) -> list[dict[str, Any]]:
+    """Describe each tensor. `kind`: "input"; "output" (returned by the call); "generator" (RNG state before the call)."""
     from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
 
-    loaded: dict[str, Any] = {}
-    if path is not None:
-        from actordbg.store.payload import load
-
-        loaded = load(path).tensors
     tensors: list[dict[str, Any]] = []
     for name, spec in record.tensors.items():
         kind = OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
-        row = {"name": name, "kind": kind, "dtype": spec.dtype, "shape": spec.shape, "stored": spec.stored}
-        figures = dict.fromkeys(("min", "max", "nonzero"))
-        if loaded and kind != GENERATOR:
-            tensor, figures["nonzero"] = loaded[name], 0
-            if tensor.numel() and not tensor.is_complex():
-                wide = tensor.double() if tensor.is_floating_point() else tensor.long()
-                least, most = wide.min().item(), wide.max().item()
-                finite = [None if value - value else value for value in (least, most)]  # JSON has no NaN and no infinity
-                figures = {"min": finite[0], "max": finite[1], "nonzero": int(tensor.count_nonzero())}
-        tensors.append(row | figures)
+        tensors.append({"name": name, "kind": kind, "dtype": spec.dtype, "shape": spec.shape, "stored": spec.stored})
     return sorted(tensors, key=lambda tensor: _KINDS.index(tensor["kind"]))
 
 
@@ -179,11 +160,8 @@ def _say_dump(answer: dict[str, Any]) -> None:
     say(f"dump `{record.dump_id}`")
     say_facts(_facts(answer), 14)
     say()
-    columns = {"tensor": "name", "dtype": "dtype", "shape": "shape", "stored as": "stored"}
-    if any(tensor["nonzero"] is not None for tensor in tensors):
-        columns |= {"min": "min", "max": "max", "non-zero": "nonzero"}
-    cells = [tensor | {"shape": str(list(tensor["shape"]))} for tensor in tensors]
-    table(tuple(columns), [[tensor[name] for name in columns.values()] for tensor in cells])
+    cells = [(tensor["name"], tensor["dtype"], str(list(tensor["shape"])), tensor["stored"]) for tensor in tensors]
+    table(("tensor", "dtype", "shape", "stored as"), cells)
     say()
     if not results:
         if record.point == "loss":  # which only `lint` and `step` read, and both name dumps

@@ -314,7 +314,7 @@ def demo(ctx: typer.Context, *, trainer: Literal["ppo", "sft"] = "ppo", keep: Pa
     from shutil import rmtree
     from tempfile import mkdtemp
 
-    from actordbg.demo.demo_steps import Demo
+    from actordbg.demo.demo_training import Demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interruption: the training's processes and the files go first
     store = Path(given) if (given := ctx.find_root().params.get("store")) else None

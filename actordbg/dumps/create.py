@@ -41,7 +41,6 @@ def create_dumps(
     seed: int = 0,
     run: str = "created",
     action_len: int | None = None,
-    padded: bool = True,
     on_progress: Callable[[], object] = lambda: None,
 ) -> list[Path]:
     """Write `count` dumps for each of `ranks` ranks and return their paths. action_len: A, if not S / 2. `on_progress` is called
@@ -61,7 +60,7 @@ def create_dumps(
     paths = []
     for call in range(count):
         for rank in range(ranks):
-            tensors = make_inputs(batch_size, seq_len, actions, vocab_size, generator, padded=padded)
+            tensors = make_inputs(batch_size, seq_len, actions, vocab_size, generator)
             facts = {"host": socket.gethostname(), "origin": {"seed": seed, "vocab_size": vocab_size}}
             made = dump_of_inputs(tensors, run, rank=rank, world_size=ranks, call_index=call, **facts)
             paths.append(store.put_dump(*encode_plain(*made), hint="make room, or name another store"))
@@ -96,12 +95,10 @@ class Draws:
         return drawn.astype(np.int64) % (high - low) + low
 
 
-def make_inputs(
-    batch: int, length: int, actions: int, vocab_size: int, generator: Draws, *, padded: bool = True
-) -> dict[str, Array]:
+def make_inputs(batch: int, length: int, actions: int, vocab_size: int, generator: Draws) -> dict[str, Array]:
     """Make the random inputs of a call: `sequences` and `attention_mask` int64 [B, S], `action_mask` bool [B, A]."""
     left, right = (  # how many positions each row is padded on a side, [B, 1]
-        generator.between(0, most, (batch, 1)) if padded and most > 1 else np.zeros((batch, 1), np.int64)
+        generator.between(0, most, (batch, 1)) if most > 1 else np.zeros((batch, 1), np.int64)
         for most in (length - actions, actions)
     )
     position = np.arange(length)

@@ -13,11 +13,11 @@ effect of rounding on this input (`actordbg.actor.changes`).
 * `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, recomputed in fp64; entropies follow from
   the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
 * `images` (exact). Changed: nothing. Kept: the model is given the call's own pixels and grids, with positions and types that
-  fit; see `actordbg.laws.images_given`.
+  fit; see `actordbg.laws.given`.
 * `neighbour` (exact, row isolation). Changed: the tokens and images of every second row, then of the others. Kept: log-probs and
   entropies of the unchanged rows. Finds leaks between packed rows: attention, a mask, a state or convolution that is not reset.
 * `routing` (of a call with recorded experts). Changed: the router chooses itself. Kept: no shift of the recorded experts fits its
-  choices far better than they do as they are; see `actordbg.laws.routing_given`.
+  choices far better than they do as they are; see `actordbg.laws.given`.
 * `padding` (exact). Changed: the ids under the padding. Kept: every log-prob and entropy of real tokens. Finds padding that is
   attended to or enters a state.
 * `future` (exact, causality). Changed: the tokens after the middle of each row. Kept: log-probs and entropies before them. Finds

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from actordbg.actor.routing import EXPERTS
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import first_line
-from actordbg.laws.images_given import WITH_IMAGES, judge_images
+from actordbg.laws.given import WITH_IMAGES, judge_images, judge_routing
 from actordbg.laws.jacobian import halves, judge_additivity, support
 from actordbg.laws.judging import (
     NOISE_FACTOR,
@@ -36,10 +37,10 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.laws.routing_given import judge_routing
 from actordbg.laws.rules import LAWS
 from actordbg.records.finding import BROKEN, KEPT
-from actordbg.records.replay_record import NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
+from actordbg.records.replay_record import LAWS as IN_EXTRA, NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
+from actordbg.replay.instruments import Examined, Examiner
 from actordbg.store.payload import Dump
 from actordbg.trainers.images import PIXELS, pictures_of
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
@@ -320,3 +321,15 @@ def _joined(first: Change, second: Change) -> Change:
     looked_at = first.looked_at + second.looked_at
     mean = (first.mean * first.looked_at + second.mean * second.looked_at) / max(1, looked_at)
     return Change(first.where | second.where, max(first.size, second.size), mean, looked_at)
+
+
+class LawsInWorker(Examiner):
+    """The laws of an input, checked in a worker after it has run."""
+
+    def examine(self, run: Examined) -> dict[str, Any]:
+        if not run.asked:
+            return {}
+        asking = LawRun(self.session, run.dump, run.outcome, run.backward, together=self.together, tell=run.tell)
+        answers = [answer.to_dict() for answer in asking.run()]
+        self.out_of_step = asking.out_of_step
+        return {IN_EXTRA: answers}

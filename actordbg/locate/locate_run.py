@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,10 +35,12 @@ from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, samples_of, truth, without_gradient
 from actordbg.locate.forced_forward import Forcing, Recording
+from actordbg.locate.identity import identities_of
 from actordbg.locate.inside import layout_of, looked_into, suspicious
 from actordbg.locate.judgement import hold_against_eager, judge, kernel_in_words
 from actordbg.locate.places import Key, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, GRADIENT, OUT, FormulaCheck, Located, Operation
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, IDENTITY, LOCATED, OUT, FormulaCheck, Located, Operation
+from actordbg.replay.instruments import Examined, Examiner
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -335,3 +337,27 @@ def border_of(session: ActorSession, call: Dump, truth: Tensor, numbers: Tensor)
         return Sums(errors, 1, len(tokens), float((have[judged] * want).sum()), float(want.square().sum()))
 
     return sums(compiled), sums(eager)
+
+
+class LocateInWorker(Examiner):
+    """What the loaded model is, and each of its places, judged in a worker.
+
+    The model is compared when it is loaded, and once more after the last input.
+    """
+
+    def __init__(self, session: ActorSession, *, together: bool) -> None:
+        super().__init__(session, together=together)
+        self._identities = identities_of(session)
+
+    def examine(self, run: Examined) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if run.asked:
+            locating = LocateRun(self.session, run.dump, run.outcome, run.backward, together=self.together, tell=run.tell)
+            found[LOCATED] = asdict(locating.run())
+            self.out_of_step = locating.out_of_step
+        if run.at_end and not self.out_of_step:
+            run.tell("what the model is")
+            self._identities += identities_of(self.session, ran=True, alone=not self.together)
+        if self._identities:
+            found[IDENTITY], self._identities = self._identities, []
+        return found

@@ -18,7 +18,7 @@ Example:
     suspect = Listing(layer, leaves_of(clean_layer), layout)
     with suspect.on(): ...                               # a forward
     clean = rerun(clean_layer, suspect, layout.band(window=None), "sdpa")
-    difference(suspect, clean)                           # of `operation_names`
+    difference(suspect, clean)                           # of `inside`
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Figures:
     |b| of the two vectors; gain: the factor of b that is nearest to a. For log-probs only: kl_k1 = mean(b - a) and
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
     (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
-    PPO's usual clip band; rms_abs: root mean square of the differences. max_ulp, *_rel: of earlier versions.
+    PPO's usual clip band; rms_abs: root mean square of the differences.
     """
 
     count: int
@@ -46,15 +46,10 @@ class Figures:
     mean_abs: float | None = None
     p95_abs: float | None = None
     p99_abs: float | None = None
-    max_rel: float | None = None
-    mean_rel: float | None = None
-    p95_rel: float | None = None
-    p99_rel: float | None = None
     cosine: float | None = None
     kl_k1: float | None = None
     kl_k3: float | None = None
     clip_share: float | None = None
-    max_ulp: int | None = None
     distance: float | None = None
     nonfinite: int = 0
     rms_abs: float | None = None
@@ -92,7 +87,7 @@ class DumpComparison:
     other reason made it one, the furthest first. `not_compared`: by quantity, why it was not compared.
     A mismatch without figures is a dump on which A failed and B did not.
 
-    sequences: of earlier versions. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
+    loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
     (`compare.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
     thresholds: a real difference, small enough; empty without a noise floor. limits: those measured on this dump, if any.
@@ -107,7 +102,6 @@ class DumpComparison:
     beyond_noise: tuple[str, ...] = ()
     seq_len: int | None = None
     log_probs: Figures | None = None
-    sequences: Figures | None = None
     entropy: Figures | None = None
     loss_abs: float | None = None
     grad_norm_rel: float | None = None

@@ -29,10 +29,9 @@ from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.stored_record import StoredRecord
 from actordbg.reduce.case import MODEL, FaultCase, clean_config
-from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.shrink import Shrinker, neighbours
 from actordbg.reduce.suspects import Checks, recorded_suspects, suspects_of
-from actordbg.reduce.trials import RETURNED, OutOfBudget, Trials
+from actordbg.reduce.trials import RETURNED, Fingerprint, OutOfBudget, Trials
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.store.layout import Store
 

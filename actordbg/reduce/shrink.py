@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.reduce.case import ALONE, MODEL, PACKED, PADDED, FaultCase
-from actordbg.reduce.fingerprint import Fingerprint
-from actordbg.reduce.trials import RETURNED, Ending, Trials
+from actordbg.reduce.trials import RETURNED, Ending, Fingerprint, Trials
 
 T = TypeVar("T")
 LEAST_ROW = 2

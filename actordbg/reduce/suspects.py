@@ -47,8 +47,7 @@ from actordbg.reduce.case import (
     FaultCase,
     leaks,
 )
-from actordbg.reduce.fingerprint import Fingerprint, fingerprint_of
-from actordbg.reduce.trials import Trials
+from actordbg.reduce.trials import Fingerprint, Trials, fingerprint_of
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import law_order, make_plan
 from actordbg.replay.replay_data import ReplayData, data_of

@@ -61,9 +61,9 @@ class Instrument(NamedTuple):
 
 
 INSTRUMENTS: Mapping[str, Instrument] = {
-    "laws": Instrument("actordbg.laws.in_worker:LawsInWorker", lambda spec: spec.config.laws),
+    "laws": Instrument("actordbg.laws.law_run:LawsInWorker", lambda spec: spec.config.laws),
     "causes": Instrument("actordbg.causes.in_worker:CausesInWorker", lambda spec: len(spec.inputs) if spec.config.causes else 0),
-    "locate": Instrument("actordbg.locate.in_worker:LocateInWorker", lambda spec: spec.locate),
+    "locate": Instrument("actordbg.locate.locate_run:LocateInWorker", lambda spec: spec.locate),
 }
 """By name, in the order in which they examine an input."""
 

@@ -19,14 +19,14 @@ from actordbg.trainers.seam import Adapter, Seam
 
 GROUP = "actordbg.adapters"
 BUILT_IN = {
-    "areal": "actordbg.trainers.listed_adapter:AReaL",
-    "miles": "actordbg.trainers.listed_adapter:Miles",
+    "areal": "actordbg.trainers.declared_adapter:AReaL",
+    "miles": "actordbg.trainers.declared_adapter:Miles",
     "molt": "actordbg.trainers.molt_adapter:Molt",
     "nemo-rl": "actordbg.trainers.declared_adapter:NemoRl",
     "plain": "actordbg.trainers.plain_adapter:Plain",
     "prime-rl": "actordbg.trainers.declared_adapter:PrimeRl",
     "skyrl": "actordbg.trainers.skyrl_adapter:SkyRl",
-    "slime": "actordbg.trainers.listed_adapter:Slime",
+    "slime": "actordbg.trainers.declared_adapter:Slime",
     "trl": "actordbg.trainers.trl_adapter:Trl",
     "verl": "actordbg.trainers.verl_adapter:Verl",
 }

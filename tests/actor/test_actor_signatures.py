@@ -52,5 +52,5 @@ def test_what_differs_in_words_stays_different():
 
 
 def test_the_desk_names_failures_and_checks_configurations_without_torch():
-    code = "import sys, actordbg.actor.signatures, actordbg.actor.rules, actordbg.cli.setting_options; assert 'torch' not in sys.modules"
+    code = "import sys, actordbg.actor.signatures, actordbg.actor.rules, actordbg.cli.from_signature; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

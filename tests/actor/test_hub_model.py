@@ -16,7 +16,6 @@ from actordbg.base.errors import EnvironmentProblem
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.create import create_dumps
 from actordbg.replay.launch import child_environment
-from actordbg.store.layout import Store
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="a desk without the training environment has no hub to ask")
 CONFIG = {"model_type": "llama", "num_attention_heads": 4}
@@ -147,8 +146,7 @@ def test_a_name_that_is_no_model_is_refused_without_asking(hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", first_or_all([["matrix"], ["actor", "init"], ["replay"]], 2), ids=" ".join)
-def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path, command):
-    store = Store(tmp_path / "store").create()
+def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(store, tmp_path, command):
     create_dumps(store, 1, 1, 8)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: a connection is refused

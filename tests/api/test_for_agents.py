@@ -25,9 +25,9 @@ from actordbg.document.blocks import VerdictData
 from actordbg.formats.turn_record import SampledTurn, Trajectory
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
 from actordbg.reduce.case import DIFFERENCE, FaultCase, drawn
-from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.handover import Script
 from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.trials import Fingerprint
 from actordbg.steps import run_step
 from actordbg.store.layout import Store
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
-from actordbg.campaign.train_dataset import run_of_dataset
+from actordbg.campaign.train_plan import run_of_dataset
 from actordbg.cli.app import app
 from actordbg.store import payload
 

@@ -87,8 +87,7 @@ def test_a_tensor_that_a_transform_made_of_another_costs_its_call_and_not_the_pr
 
 
 @pytest.mark.parametrize("how", ["of another user", "writable by others", "a link"])
-def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(tmp_path, monkeypatch, caplog, how):
-    store = Store(tmp_path / "store").create()
+def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(store, tmp_path, monkeypatch, caplog, how):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "memory"))
     folder = ringfile.wanted_place(store)
     folder.parent.mkdir()

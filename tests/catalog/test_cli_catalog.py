@@ -72,14 +72,14 @@ def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded
     folder = cases.write_spec(store, cases.spec("r1", [described]))
     unlike = {"golden_max_abs": 0.25, "rng_match": False, "extra": {"not_compared": {"entropies": "because"}}}
     cases.append(folder / "rank0.jsonl", cases.result("r1", described.dump_id, "failed", error_class="ValueError", **unlike))
-    out = run(store, "show", described.dump_id[:30], "--values").stdout
+    out = run(store, "show", described.dump_id[:30]).stdout
     for word in (described.dump_id, "2 x 8: 13 tokens, 3 padding", "int64", "[2, 8]", "r1", "failed", "ValueError",
                  "returned outputs (log_probs); RNG state before the call (cpu)", "max diff", "0.25", "same RNG", "no",
                  "not compared in r1: because"):  # fmt: skip
         assert word in out
-    answer = json.loads(run(store, "show", described.dump_id, "--values", "--json").stdout)
-    assert [(one["name"], one["kind"], one["min"], one["max"], one["nonzero"]) for one in answer["tensors"]] == [
-        ("sequences", "input", 0, 15, 15), ("output.log_probs", "output", -1, -1, 14), ("rng.cpu", "generator", None, None, None),
+    answer = json.loads(run(store, "show", described.dump_id, "--json").stdout)
+    assert [(one["name"], one["kind"]) for one in answer["tensors"]] == [
+        ("sequences", "input"), ("output.log_probs", "output"), ("rng.cpu", "generator"),
     ]  # fmt: skip
     assert (answer["record"]["rank"], answer["results"][0]["status"]) == (0, "failed")
     with pytest.raises(UsageError):

@@ -79,8 +79,7 @@ def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve):
     assert "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3" in done.exception.message
 
 
-def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path):
-    store = Store(tmp_path / "store").create()
+def test_a_sample_has_one_of_each_kind_and_then_others_over_time(store):
     for index in range(0, 320, 32):  # every property of these repeats
         cases.publish(store, cases.record(index, role="policy", training=True))
     catalog = open_fresh(store)

@@ -26,12 +26,12 @@ module.status = broken
 
 
 @pytest.mark.slow
-def test_without_torch_a_command_that_needs_it_says_so(tmp_path):
+def test_without_a_package_a_command_that_needs_it_says_so(tmp_path):
     store = str(tmp_path / "store")
     program("--store", store, "dump", "create", "--quiet", "--seq-len", "8")
-    done = program("--store", store, "dump", "show", "last", "--values", code="import sys; sys.modules['torch'] = None")
+    done = program("--store", store, "report", "--tokenizer", store, code="import sys; sys.modules['tokenizers'] = None")
     assert done.returncode == 4
-    assert "error[environment]: this command needs torch" in done.stderr and "hint:" in done.stderr
+    assert "error[environment]: this command needs tokenizers" in done.stderr and "hint:" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -56,7 +56,7 @@ COMMANDS = """dump ls
 dump ls --json
 dump ls --limit 1
 dump show 20250619
-dump show 20250619T052608 --values
+dump show 20250619T052608
 dump show 20250619T052608 --json
 dump status
 dump status --all

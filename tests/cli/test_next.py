@@ -23,9 +23,9 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.records.journal import SPEC
 from actordbg.reduce.case import DIFFERENCE, FaultCase
-from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.handover import Script
 from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.trials import Fingerprint
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.store.layout import Store
@@ -153,10 +153,9 @@ FIRST = (
         if fault != "not checked" or not first.startswith(("replay", "noise"))
     ],
 )
-def test_from_recorded_dumps_whatever_is_wrong(tmp_path, model, planted, fault, first, monkeypatch):
+def test_from_recorded_dumps_whatever_is_wrong(store, tmp_path, model, planted, fault, first, monkeypatch):
     planted(fault)
     monkeypatch.chdir(tmp_path)
-    store = Store(tmp_path / "store").create()
     create_dumps(store, 3, seq_len=16, vocab_size=400)
     walked = walk(store, f"actordbg {first.replace('MODEL', shlex.quote(str(model)))}")
     assert "--all" not in " ".join(walked[1:]), "nothing leads to a replay of everything"
@@ -169,18 +168,16 @@ def test_from_recorded_dumps_whatever_is_wrong(tmp_path, model, planted, fault, 
 
 
 @pytest.mark.parametrize("options", ["--backend deepspeed --nproc 2", "--backend fsdp2 --ring 2 --nproc 2 --packing"])
-def test_numbers_of_several_processes_are_asked_of_one_and_not_of_a_script(tmp_path, model, planted, monkeypatch, options):
+def test_numbers_of_several_processes_are_asked_of_one_and_not_of_a_script(store, model, planted, monkeypatch, options):
     monkeypatch.setitem(FAULTS, "several", lambda spec: {"off": 0.1, "law": "broken"} if spec.config.nproc > 1 else {})
     planted("several")
-    store = Store(tmp_path / "store").create()
     create_dumps(store, 3, seq_len=16, vocab_size=400)
     walked = " ".join(walk(store, f"actordbg check {options} --model {shlex.quote(str(model))}"))
     assert "--backend plain" in walked and "reduce" not in walked
 
 
-def test_a_right_check_does_not_lead_to_the_fault_of_another_model(tmp_path, model, planted):
+def test_a_right_check_does_not_lead_to_the_fault_of_another_model(store, model, planted):
     planted("a law under packing")
-    store = Store(tmp_path / "store").create()
     create_dumps(store, 1, seq_len=16, vocab_size=400)
     invoke(store, "check --packing")
     assert "matrix" in in_json(store, "check --model", str(model))["next"]

@@ -8,7 +8,7 @@ from ownercases import ANOTHER, give_away
 
 from actordbg.base.errors import NewerFormat, Refused, UsageError
 from actordbg.campaign.cells import combinations
-from actordbg.cli.setting_options import merged_settings
+from actordbg.cli.from_signature import merged_settings
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config, load_settings
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UsageError
 from actordbg.base.processes import session_members
 from actordbg.cli.app import app
-from actordbg.demo import demo_steps as steps
-from actordbg.demo.demo_steps import Demo, file_state, require_modules
+from actordbg.demo import demo_training as steps
+from actordbg.demo.demo_training import Demo, file_state, require_modules
 from actordbg.formats.dumpfile import read_record
 from actordbg.store.layout import Store
 

@@ -69,7 +69,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
 def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp_path):
     def seen():
         rows = json.loads(run(ppo, "dump ls --where", "seq_len > 300", "--json", "--limit", "0").stdout)
-        first = json.loads(run(ppo, "dump show", rows[0]["dump_id"], "--values", "--json").stdout)
+        first = json.loads(run(ppo, "dump show", rows[0]["dump_id"], "--json").stdout)
         checked = json.loads(run(ppo, "dump verify --json").stdout)
         report = json.loads(run(ppo, "report --json").stdout)
         for row in (*rows, first):

@@ -30,9 +30,9 @@ _AT, _ID = "2025-06-19T05:26:08.430740Z", "20250619T052608-9f3a2c"
 
 
 def seeds():
-    figures = Figures(3, 0.5, 0.1, max_ulp=2)
+    figures = Figures(3, 0.5, 0.1)
     compared = DumpComparison(
-        "d-1", "mismatch", ("max-abs",), (), 30, figures, None, figures, 0.5, parameters=(ParameterFigures("w", figures, True),),
+        "d-1", "mismatch", ("max-abs",), (), 30, figures, figures, 0.5, parameters=(ParameterFigures("w", figures, True),),
         worst_tokens=(WorstToken(0, 1, -1.5, None, None, 7),), not_compared={"entropy": "not recorded"},
     )  # fmt: skip
     spec = ReplaySpec(

@@ -112,9 +112,8 @@ def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_for
     assert mended["dumps"][0]["verdict"] == "mismatch"
 
 
-def test_a_patched_mask_function_of_transformers_is_named_by_check(tmp_path):
+def test_a_patched_mask_function_of_transformers_is_named_by_check(store, tmp_path):
     """Replay and truth run it, so that their log-probs agree; laws and the formula do not."""
-    store = Store(tmp_path / "store").create()
     publish(store, 1, batch=2, length=32)
     with fault(tmp_path / "mask", brokenactor.MASK_OF_TRANSFORMERS):
         code, found = command(store, "check", "--no-backward")
@@ -166,9 +165,8 @@ FAULTS = (
 )
 
 
-def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_small_ones(tmp_path):
+def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_small_ones(store, tmp_path):
     """In bf16: the first input is right, and each other has a fault."""
-    store = Store(tmp_path / "store").create()
     inputs = publish(store, len(FAULTS) + 1, batch=2, length=200)
     with fault(tmp_path / "faults", brokenactor.ONE_FAULT_EACH):
         run(store, inputs, dtype="bf16", packing=True)

@@ -56,14 +56,13 @@ from actordbg.reduce.case import (
     drawn,
     normalized,
 )  # fmt: skip
-from actordbg.reduce.fingerprint import Fingerprint, _of_failure, fingerprint_of
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction, _in_words
 from actordbg.reduce.script import _build, _flat, _main, in_a_folder, render
 from actordbg.reduce.shrink import Shrinker, ddmin, least
 from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import RETURNED, _attempt, _without_folder
-from actordbg.reduce.trials import Ending, OutOfBudget, Trials
+from actordbg.reduce.trials import Ending, Fingerprint, OutOfBudget, Trials, _of_failure, fingerprint_of
 from actordbg.replay.supervise import spec_and_owner
 
 LLAMA = FAMILIES["llama3"].config | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}

@@ -20,9 +20,8 @@ from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
-from actordbg.steps.step_document import step_data
 from actordbg.steps.step_sessions import _Objective
-from actordbg.steps.step_verdict import causes_of, verdict_of
+from actordbg.steps.step_verdict import causes_of, step_data, verdict_of
 from actordbg.store.layout import Store
 
 

@@ -17,7 +17,7 @@ from recordedfields import linted, unlisted_of
 from torch import nn
 
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.trainers import trl_losses, verl_adapter
+from actordbg.trainers import trl_adapter, verl_adapter
 from actordbg.trainers.recorded_losses import _Recorder
 from actordbg.trainers.recorded_model import attach, inside
 
@@ -197,7 +197,7 @@ def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a
     for steps in (2, 4):
         trainer.args = SimpleNamespace(delta=None, steps_per_generation=steps)
         call = {"self": trainer, "inputs": {"completion_mask": MASK, "advantages": ADVANTAGES}}
-        made = trl_losses.grpo_loss(call, torch.zeros(MASK.shape), None)
+        made = trl_adapter.grpo_loss(call, torch.zeros(MASK.shape), None)
         modes.append(made and made.facts["loss_agg_mode"])
     assert modes == ["token-mean", None]
 

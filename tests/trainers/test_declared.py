@@ -13,7 +13,7 @@ from recordedfields import linted, unlisted_of
 
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.trainers import recorded_model
-from actordbg.trainers.declared_losses import prime_loss
+from actordbg.trainers.declared_adapter import prime_loss
 
 ROWS = [torch.tensor([5, 9, 11, 2, 7, 3]), torch.tensor([4, 8, 4, 1])]
 ANSWERS, TOTALS, HEAT = [3, 2], [6, 4], 0.7

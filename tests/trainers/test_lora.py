@@ -52,9 +52,9 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
     records = [payload.load(path).record for path in store.iter_dumps()]
     told = sorted((record.role or "", record.actor["lora_adapters"]) for record in records)
     assert told == [("policy", ["default"]), ("reference", [])]
-    checked = invoke(store, "check --golden --model adapter --no-laws")
+    checked = invoke(store, "check --recorded --model adapter --no-laws")
     assert checked.exit_code == 0 and "RIGHT: 2 of 2 dumps" in checked.stdout, checked.output
-    checked = invoke(store, "check --golden --where", "role='policy'", "--model", "base", "--no-laws")
+    checked = invoke(store, "check --recorded --where", "role='policy'", "--model", "base", "--no-laws")
     assert checked.exit_code == 1 and "NOT CHECKED: recorded outputs; 1 of 1" in checked.stdout, (
         "another model's weights accuse nobody"
     )
