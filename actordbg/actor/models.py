@@ -39,7 +39,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.hub_model import base_of, find_model, folder_of, read_config, read_json
-from actordbg.base.errors import EnvironmentProblem, UnsafeInput, UsageError
+from actordbg.base.errors import EnvironmentProblem, Refused, UnsafeInput, UsageError
 from actordbg.base.imports import is_there
 from actordbg.base.owners import own_cache
 from actordbg.config import consent
@@ -67,12 +67,31 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     return str(_derive(_folder(base or name), kept, num_layers, dtype, _folder(name) if base else None))
 
 
+def save_checkpoint(model: str, cache: Path, num_layers: int | None, folder: Path) -> None:
+    """Copy the checkpoint that an Actor is built from, whole or its first layers, into a new folder, which `--model` takes.
+
+    cache: where the tiny model and truncated ones lie. Raises Refused if `folder` is not empty, EnvironmentProblem if it cannot
+    be written.
+    """
+    require_empty(folder)
+    try:
+        shutil.copytree(_folder(locate(model, cache, num_layers=num_layers)), folder, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise EnvironmentProblem(f"{folder} cannot be written: {error}"[:400], hint="name a folder on a disk with room") from None
+
+
 def copy_beside(model: str, cache: Path, num_layers: int | None, folder: Path) -> None:
     """Copy what lies beside a model's weights, as its tokenizer, into a folder that has no file of that name."""
     for path in _folder(locate(model, cache, num_layers=num_layers)).iterdir():
         weights = path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith(".index.json")
         if path.is_file() and not weights and not (folder / path.name).exists():
             shutil.copy(path, folder)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise Refused if something lies in a folder into which a checkpoint will be saved."""
+    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+        raise Refused(f"{folder} exists, and is not an empty folder", hint="name a new folder")
 
 
 def attention_heads(model: str) -> tuple[int, int] | None:

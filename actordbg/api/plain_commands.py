@@ -258,7 +258,7 @@ class PlainCommands:
     @consenting
     def build_actor(
         self, *, trust_remote_code: bool = False, batch_size: Annotated[int, Option(min=1)] = 2,
-        seq_len: Annotated[int, Option(min=4)] = 128, **settings: Any,
+        seq_len: Annotated[int, Option(min=4)] = 128, save: Path | None = None, **settings: Any,
     ) -> CommandResult:  # fmt: skip
         """Build the actor alone and run one forward.
 
@@ -269,10 +269,11 @@ class PlainCommands:
         Args:
             batch_size: Rows of the synthetic input.
             seq_len: Length of the synthetic input, padding included.
+            save (DIR): If it ran, save the checkpoint that it was built from, with --num-layers its first layers, for --model.
         """
         from actordbg.api.replaying import built_alone
 
-        return built_alone(self._desk, self._flags(settings), batch_size, seq_len)
+        return built_alone(self._desk, self._flags(settings), batch_size, seq_len, save)
 
     def turns(
         self, dump: str | None = None, *, run: str | None = None, tokenizer: str | Path | None = None, template: str | None = None

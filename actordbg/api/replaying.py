@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.models import require_empty, save_checkpoint
 from actordbg.actor.signatures import explain, signature_of
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
@@ -163,13 +164,17 @@ def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> Comman
     return CommandResult(True, data, noise_page(record))
 
 
-def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:
+def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int, save: Path | None) -> CommandResult:
     """Build the actor, and run one forward of a synthetic input: the settings that the built actor has, and what it cost.
+
+    save: a new folder for the checkpoint of an actor that ran.
 
     Times in seconds (the slowest rank's), memory in bytes (the largest rank's). Raises the worker's error if it is one of
     actordbg's, and LaunchProblem if a worker died without reporting an error.
     """
     config = desk.asked(flags).config
+    if save is not None:
+        require_empty(save)
     with TemporaryDirectory(prefix="actordbg-init-") as folder:
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
@@ -177,6 +182,9 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         spec = apart.planned("actor init", config, DumpSelection()).spec
         findings = apart.runnable(config, spec.inputs, minor=False)
         data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "known_failures": findings}
+        if save is not None and data["ok"]:
+            save_checkpoint(config.model, store.models, config.num_layers, save)
+            data["saved"] = str(save)
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
     first = "actordbg status" if desk.store.exists() else "actordbg demo"
     following = first if data["ok"] else "actordbg doctor"
@@ -230,6 +238,8 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             figures = f"loss {answer['loss']:.4f}, gradient norm {answer['grad_norm']:.4f}"
             yield "backward", f"{answer['backward_s']:.3f} s, {figures}"
         yield "peak memory", human_bytes(answer["peak_memory_bytes"])
+    if "saved" in answer:
+        yield "saved", f"{answer['saved']}, for --model"
     if not answer["ok"]:
         yield "failed", str(answer["error"])
         yield "signature", str(answer["signature"])

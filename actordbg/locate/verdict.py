@@ -100,7 +100,9 @@ def of_difference(difference: ModelDifference) -> str:
     if difference.kind != ROUNDED:
         return ""
     if not difference.name.endswith("inv_freq"):
-        return "keep it in fp32, as transformers does: a DeepSpeed engine in bf16 rounds every parameter (`--dtype fp32` does not)"
+        return (
+            "keep it in fp32, as transformers does: a DeepSpeed engine in bf16 rounds every parameter (`--dtype fp32` does not)"
+        )
     return "keep it in fp32: `model.bfloat16()` rounds it, and ZeRO-3 makes it in the model's dtype (`--zero-stage 2` does not)"
 
 

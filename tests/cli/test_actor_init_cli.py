@@ -18,7 +18,8 @@ def init(folder, *words, code=0):
 
 
 def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
-    answer = init(tmp_path, "--num-layers", 1, "--packing", "--backward")
+    saved = tmp_path / "saved"
+    answer = init(tmp_path, "--num-layers", 1, "--packing", "--backward", "--save", saved)
     assert answer["ok"]
     expected = {"attn": "sdpa", "dtype": "fp32", "packing": True, "num_layers": 1, "backend": "plain", "zero_stage": 0}
     assert {name: answer["resolved"][name] for name in expected} == expected
@@ -27,7 +28,13 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
     assert answer["peak_memory_bytes"] > 50_000_000
     assert [finding["id"] for finding in answer["known_failures"]] == ["vocabulary-folded"]
     assert "info[vocabulary-folded]" in answer["notes"]
-    assert not list(tmp_path.iterdir()), "it leaves nothing"
+    assert list(tmp_path.iterdir()) == [saved] and answer["saved"] == str(saved), "it leaves nothing else"
+    assert json.loads((saved / "config.json").read_text())["num_hidden_layers"] == 1
+    with pytest.raises(ActordbgError, match="is not an empty folder") as refused:
+        init(tmp_path, "--model", saved, "--save", saved)
+    assert refused.value.exit_code == 3
+    built = init(tmp_path, "--model", saved, "--dtype", "fp32")
+    assert built["resolved"]["parameters"] == answer["resolved"]["parameters"]
 
 
 @pytest.mark.parametrize(
