@@ -41,7 +41,7 @@ _ALONE = (*_STEPS, "jump", "j", "break", "b", "tbreak", "debug")
 """Commands that would continue a rank while the others are paused."""
 _NEVER = ("run", "restart", "interact")
 Named = Mapping[str, Any]
-"""Values by the names that a prompt knows."""
+"""Values by the names that a frame, a call or a prompt gives them."""
 
 
 class StoppedByUser(Exception):

@@ -165,7 +165,7 @@ class Verdict:
         """Return what is said beside the first line, which has the clause of the first finding, unless in fewer words."""
         if self.told == first.what:
             return ""
-        if not first.said.startswith(first.what):
+        if first.what not in self.told:
             return self.told
         where = f", in {first.where}" if first.where else ""
         said = self.told.replace(f"{first.what}{where}", "").replace(first.what, "")

@@ -119,7 +119,7 @@ class RingFile:
     def ended_by_ray(self) -> bool:
         """Check whether Ray ended the process on purpose (the driver ended, or `ray.kill`), according to Ray's logs.
 
-        Such a process has no time to end in order. One that does not answer within five seconds is killed, so that only the
+        Such a process has no time to end in order. If it does not answer within five seconds, it is killed, so that only the
         log of its node's raylet says why. No log says this of a process that crashed or ran out of memory.
         """
         worker = Path(str(self.facts.get("stderr", "")))
