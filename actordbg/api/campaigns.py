@@ -47,9 +47,12 @@ from actordbg.replay.selection import defaults_of, require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
+Given = dict[str, Any]
+"""Options, by name."""
+
 
 def matrix(
-    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, skip_known: bool, power: bool, truth: str | None,
+    desk: Desk, chosen: DumpSelection, flags: Given, *, skip_known: bool, power: bool, truth: str | None,
     baseline: str | None, slower: float | None, dry_run: bool,
 ) -> CommandResult:  # fmt: skip
     """Run each combination of the axes among `flags`, or plan it. truth: its dtype; None: no truth, so nothing is judged."""
@@ -104,9 +107,7 @@ def shown_matrix(store: Store, name: str) -> CommandResult:
     return CommandResult(record.good, data, matrix_document(record, context))
 
 
-def new_record(
-    base: ReplayConfig, given: Mapping[str, str], chosen: Selection, options: dict[str, Any], **about: Any
-) -> MatrixRecord:
+def new_record(base: ReplayConfig, given: Mapping[str, str], chosen: Selection, options: Given, **about: Any) -> MatrixRecord:
     """Create the record of a matrix: the product of the axes over `base`. given: comma lists of values, by axis."""
     axes = parse_axes(given)
     configs = combinations(base, axes)
@@ -153,9 +154,7 @@ MOST_BY_DEFAULT = 32
 """Maximum number of inputs unless it is set (the steps also use each at least twice): a check should take minutes."""
 
 
-def train_check(
-    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool
-) -> CommandResult:
+def train_check(desk: Desk, chosen: DumpSelection, flags: Given, how: TrainingOptions, *, dry_run: bool) -> CommandResult:
     """Train each configuration, or say what would run."""
     if how.dataset is not None or os.environ.get("DATASET"):
         desk.store.create()
@@ -220,7 +219,7 @@ def _run_check(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, .
 
 
 def _new_check(
-    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
+    desk: Desk, chosen: DumpSelection, flags: Given, how: TrainingOptions, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
     given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir, "dataset": how.dataset, "output_dir": how.output_dir}
@@ -271,9 +270,9 @@ def _new_check(
     return record, taken
 
 
-def _stored(how: TrainingOptions, names: AncestorNames) -> dict[str, Any]:
+def _stored(how: TrainingOptions, names: AncestorNames) -> Given:
     """Return where checkpoints and trained models go, as in the record's options; UsageError for an interval without a place."""
-    stored: dict[str, Any] = {}
+    stored: Given = {}
     if how.storage is not None:
         folder = how.storage if "://" in how.storage else str(Path(how.storage).absolute())
         stored[STORAGE] = {"folder": folder, "every": how.checkpoint_every or -(-how.steps // 10)}
@@ -284,7 +283,7 @@ def _stored(how: TrainingOptions, names: AncestorNames) -> dict[str, Any]:
     return stored
 
 
-def _training(how: TrainingOptions) -> dict[str, Any]:
+def _training(how: TrainingOptions) -> Given:
     """Return the hyperparameters, as in `training.json`."""
     if not 0 < how.lr < 10:
         raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")
@@ -305,7 +304,7 @@ def _names(desk: Desk, given: Collection[str]) -> AncestorNames:
     return names
 
 
-def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:
+def _axes(flags: Given, names: AncestorNames) -> Axes:
     """Pop the given lists from `flags`; with a list given, a size from the environment is compared with 1."""
     given = {name: AXES[name].list_of(str(flags.pop(name))) for name in TRAINING_AXES if name in flags}
     for name in ("tp", "ring"):

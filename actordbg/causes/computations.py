@@ -23,24 +23,16 @@ def temperature(_model: Any, size: float) -> Closed:
     return lambda logits, chosen: _chosen(logits, chosen.labels) / size - (logits / size).logsumexp(-1)
 
 
-def unnormalised(_model: Any, _size: float) -> Closed:
-    return lambda logits, chosen: _chosen(logits, chosen.labels)
+def _always(log_probs: Closed) -> Callable[[Any, float], Closed]:
+    """Return log-probs that are the same for every model and size."""
+    return lambda _model, _size: log_probs
 
 
-def next_row(_model: Any, _size: float) -> Closed:
-    return lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1)
-
-
-def rounded_logits(_model: Any, _size: float) -> Closed:
-    return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
-
-
-def narrow_softmax(_model: Any, _size: float) -> Closed:
-    return lambda logits, chosen: _chosen(logits.bfloat16().log_softmax(-1), chosen.labels)
-
-
-def rounded_scores(_model: Any, _size: float) -> Closed:
-    return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
+unnormalised = _always(lambda logits, chosen: _chosen(logits, chosen.labels))
+next_row = _always(lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1))
+rounded_logits = _always(lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels))
+narrow_softmax = _always(lambda logits, chosen: _chosen(logits.bfloat16().log_softmax(-1), chosen.labels))
+rounded_scores = _always(lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16())
 
 
 def _renormalised(keep: Callable[[Any], Any]) -> Closed:

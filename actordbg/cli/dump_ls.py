@@ -61,6 +61,7 @@ def ls(
     catalog = open_fresh(store_of(ctx), where)
     limit = (0 if output.wanted.whole else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
+    rows: list[DumpRow] = []
     if output.wanted.whole:
         shown = emit_each(map(vars, each_dump(catalog, where, order=order, limit=limit or None)))
     else:
@@ -70,6 +71,8 @@ def ls(
     total = count_dumps(catalog, where) if limit and shown == limit else shown
     if total > shown:
         note(f"{total - shown:,} more; pass --limit 0 to list all")
+    if rows:
+        say_next(f"actordbg dump show {with_handles(rows[0].dump_id)}")
     require_some(shown)
 
 
@@ -92,7 +95,6 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
         left_out |= {"when", "run"}
     named = [name for name in cells[0] if name not in left_out]
     table(named, [[row[name] for name in named] for row in cells], tight=True)
-    say_next(f"actordbg dump show {with_handles(rows[0].dump_id)}")
 
 
 def columns() -> None:

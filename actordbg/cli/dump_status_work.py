@@ -30,6 +30,8 @@ AHEAD_SECONDS = 10.0
 """Ranks that made more calls than others, and have been in a call for this long, are waiting for the others."""
 STALE_SECONDS = 30.0
 """A process that has not published for this long, and did not report its end, counts as lost."""
+Facts = dict[str, Any]
+"""A status, the counters of a process, or a ring, as plain data."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ class ProcessRow:
     writer: str = "thread"
 
 
-def status_of(store: Store, everything: bool) -> dict[str, Any]:
+def status_of(store: Store, everything: bool) -> Facts:
     """Return a store's recording state: the current run and others that still record, or, with `everything`, every run.
 
     `earlier`: how many processes are left out. `total` sums the others; `unreadable` counts skipped counters files. `jobs`:
@@ -106,7 +108,7 @@ def status_of(store: Store, everything: bool) -> dict[str, Any]:
     }
 
 
-def _ring_row(path: Path) -> dict[str, Any]:
+def _ring_row(path: Path) -> Facts:
     """Describe a ring file on this machine: the calls in it, and those that were running."""
     row = {"path": str(path), "pid": 0, "alive": False, "inputs": 0, "in_flight": 0, "problem": None}
     try:
@@ -136,12 +138,12 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     return sorted(rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)), unreadable
 
 
-def who(data: dict[str, Any]) -> tuple[Any, ...]:
+def who(data: Facts) -> tuple[Any, ...]:
     """Return the key that identifies a recording actor."""
     return tuple(data[name] for name in ("run", "rank", "host", "pid", "instance"))
 
 
-def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[str, Any]:
+def _newest(known: Facts | None, ring: RingFile, books: Books) -> Facts:
     """Merge an actor's counters file with its counters in a ring file. Both only grow, so the larger is newer."""
     state = ring.state_of(books)
     counted = books.as_counters() | {"ring": {"path": str(ring.path)}, "heartbeat": books.identity["since"], "queue_bytes": 0}
@@ -171,7 +173,7 @@ def totals_in_words(total: dict[str, int]) -> str:
     )
 
 
-def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
+def _row(data: Facts, now: datetime) -> ProcessRow:
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
     ring, state = data.get("ring") or {}, data["state"]
     counted = {name: data[name] for name in ProcessRow.__dataclass_fields__ if name in data}
@@ -187,7 +189,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     return ProcessRow(**{"role": None, "last_error": None} | counted | derived)
 
 
-def say_status(answer: dict[str, Any]) -> None:
+def say_status(answer: Facts) -> None:
     if answer["control"] is None and not answer["jobs"]:
         never = "" if answer["processes"] or answer["damaged_switches"] else ": it was never on"
         say(f"Recording is off{never} in {answer['store']}")
@@ -217,7 +219,7 @@ def say_status(answer: dict[str, Any]) -> None:
         note(f"{plural(answer['unreadable'], 'counters file')} could not be read")
 
 
-def _say_processes(answer: dict[str, Any]) -> None:
+def _say_processes(answer: Facts) -> None:
     say()
     rows, total = answer["processes"], answer["total"]
     names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
@@ -251,7 +253,7 @@ def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
         yield f"unequal numbers of calls in run {run}: {'; '.join(phrases)}, and has waited in its last one for {waits:.0f} s"
 
 
-def _say_rings(rings: list[dict[str, Any]]) -> None:
+def _say_rings(rings: list[Facts]) -> None:
     dead = [ring for ring in rings if not ring["alive"]]
     for ring in dead:
         flying = f", {ring['in_flight']} in flight" if ring["in_flight"] else ""

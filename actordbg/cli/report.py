@@ -69,7 +69,8 @@ def replays(
 
     rows = opened(ctx).replays(everything=everything)
     shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
-    if not rows_as_json(shown):
+    as_text = not rows_as_json(shown)
+    if as_text:
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
@@ -78,10 +79,11 @@ def replays(
         ]  # fmt: skip
         if shown:
             table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
-            handles = (replay["handle"] for replay in shown if replay["handle"])
-            say_next(f"actordbg report {next(handles, shown[0]['replay_id'])}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; pass --limit 0 to list all")
+    if shown and as_text:
+        handles = (replay["handle"] for replay in shown if replay["handle"])
+        say_next(f"actordbg report {next(handles, shown[0]['replay_id'])}")
     require_some(len(rows))

@@ -44,6 +44,8 @@ from actordbg.store.staging import Fetched
 
 MOST_AT_ONCE = 2**25
 """Maximum bytes of an answer, except for a single larger file."""
+Pieces = dict[str, bytes]
+"""Contents of files, or what was added to them, by path."""
 _MOST_OF_A_FILE = 2**33
 _GROWING = (".jsonl", ".log")
 _ORDERS = ("work-", "next-")
@@ -56,7 +58,7 @@ class Parcel:
     """
 
     order: str
-    files: dict[str, bytes]
+    files: Pieces
     logs: dict[str, int]
     defaults: int | None = None
 
@@ -71,7 +73,7 @@ class NodeStore:
         self._inputs: dict[Path, list[str]] = {}
         self._given: set[Path] = set()
         self._taken: dict[str, int] = {}
-        self._lines: dict[str, bytes] = {}
+        self._lines: Pieces = {}
         self._whole: list[Path] = []
         with disk_problems(self.root):
             make_folder(self.root)
@@ -106,13 +108,13 @@ class NodeStore:
             self._fetched.bring(self._inputs[folder][index] for index in needed)
         return order
 
-    def hear(self, peers: dict[str, bytes]) -> None:
+    def hear(self, peers: Pieces) -> None:
         """Append what other nodes' ranks wrote to their journals."""
         with disk_problems(self.root):
             for path, data in peers.items():
                 _append(self.root / path, data)
 
-    def news(self, folder: Path, ranks: Sequence[int], launched: Path, *, last: bool) -> dict[str, bytes]:
+    def news(self, folder: Path, ranks: Sequence[int], launched: Path, *, last: bool) -> Pieces:
         """Return new output, at most MOST_AT_ONCE bytes. last: the ranks have finished, so also send files that are now final."""
         with disk_problems(self.root):
             if not self._lines:
@@ -137,7 +139,7 @@ class NodeStore:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def _grown(self, paths: Sequence[Path]) -> dict[str, bytes]:
+    def _grown(self, paths: Sequence[Path]) -> Pieces:
         """Return the part of these files that was not sent yet; of a journal only whole lines."""
         grown = {}
         for path in paths:
@@ -190,7 +192,7 @@ class DeskSide:
     def __init__(self, store: StoreElsewhere, hosts: int) -> None:
         self._store = store
         self._folders: list[set[Path]] = [set() for _ in range(hosts)]
-        self._peers: list[dict[str, bytes]] = [{} for _ in range(hosts)]
+        self._peers: list[Pieces] = [{} for _ in range(hosts)]
         self._journals: set[str] = set()
 
     def parcel(self, work: Path, ranks: Iterable[int], number: int) -> Parcel:
@@ -210,12 +212,12 @@ class DeskSide:
         logs = [*(rank_log(folder, rank) for rank in ranks), folder / launcher_log(ranks[0])]
         return Parcel(self._path(work), files, {self._path(path): size_of(path) for path in logs}, defaults)
 
-    def peers(self, number: int) -> dict[str, bytes]:
+    def peers(self, number: int) -> Pieces:
         """Return the other hosts' new journal lines for a host, once."""
         peers, self._peers[number] = self._peers[number], {}
         return peers
 
-    def take(self, number: int, news: dict[str, bytes]) -> None:
+    def take(self, number: int, news: Pieces) -> None:
         """Write a host's news to the mirror, in order: kept files, then logs, then the journals that refer to both."""
         for path, data in news.items():
             parts = PurePosixPath(path)

@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,10 +40,17 @@ _STEPS = ("step", "s", "next", "n", "until", "unt", "return", "r")
 _ALONE = (*_STEPS, "jump", "j", "break", "b", "tbreak", "debug")
 """Commands that would continue a rank while the others are paused."""
 _NEVER = ("run", "restart", "interact")
+Named = Mapping[str, Any]
+"""Values by the names that a frame, a call or a prompt gives them."""
 
 
 class StoppedByUser(Exception):
     """The user ended this input at a prompt; the model did not fail."""
+
+
+def folded(text: str) -> str:
+    """Break a line between words, for a terminal of 80 columns, of which pdb may use four."""
+    return "\n".join(textwrap.wrap(text, 76, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
 class Wire:
@@ -60,7 +68,7 @@ class Wire:
         while b"\n" not in self._buffer:
             readable = _awaited(self._connection, self._others, None)
             if self._others and (news := self._others.step(readable)):
-                self.write(f"\n--- {news}\n{self.prompt}")
+                self.write(f"\n{folded(f'--- {news}')}\n{self.prompt}")
                 if self._others.gone:
                     self.ended_by = news
                     return ""
@@ -132,7 +140,7 @@ class Prompt(pdb.Pdb):
     waited_s = 0.0
 
     def __init__(
-        self, wire: Wire, rank: int, names: Mapping[str, Any], *, alone: bool, layers: Sequence[str],
+        self, wire: Wire, rank: int, names: Named, *, alone: bool, layers: Sequence[str],
         on_end: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         super().__init__(stdin=wire, stdout=wire, skip=_SKIPPED, nosigint=True, readrc=False)  # type: ignore[arg-type]
@@ -184,7 +192,7 @@ class Prompt(pdb.Pdb):
                 else "`continue` continues on all ranks"
             )
             why = "would run this rank alone while the others are paused, and hang in the next collective"
-            self.error(f"{command} {why}.\n    {ways}")
+            self.error(folded(f"{command} {why}; {ways}"))
             return False
         self.steps = self.steps or command in _STEPS
         return bool(super().onecmd(line))
@@ -228,7 +236,7 @@ class Prompt(pdb.Pdb):
 
 
 @contextlib.contextmanager
-def _nameable(names: Mapping[str, Any]) -> Iterator[None]:
+def _nameable(names: Named) -> Iterator[None]:
     """Add these names to the builtins inside the block, so that every frame without such a name knows them."""
     added = {name: value for name, value in names.items() if not hasattr(builtins, name)}
     vars(builtins).update(added)
@@ -239,7 +247,7 @@ def _nameable(names: Mapping[str, Any]) -> Iterator[None]:
             vars(builtins).pop(name, None)
 
 
-def evaluated(text: str, frame: FrameType, names: Mapping[str, Any]) -> str:
+def evaluated(text: str, frame: FrameType, names: Named) -> str:
     """Evaluate an expression in a frame and return its value as text; an error as its name and message."""
     try:
         with undisturbed(), _nameable(names):
@@ -271,7 +279,7 @@ def form(tensor: Any) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}{kind}"
 
 
-def tensors_in(values: Mapping[str, Any]) -> dict[str, Any]:
+def tensors_in(values: Named) -> dict[str, Any]:
     """Return the tensors among these values by name, including those in lists, tuples and dicts one level down."""
     tensors: dict[str, Any] = {}
     for name, value in values.items():
@@ -282,7 +290,7 @@ def tensors_in(values: Mapping[str, Any]) -> dict[str, Any]:
     return tensors
 
 
-def shapes(values: Mapping[str, Any]) -> Said:
+def shapes(values: Named) -> Said:
     """Format a line per tensor among these values."""
     tensors = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
     lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(tensors.items())[:MOST]]

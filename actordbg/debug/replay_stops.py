@@ -17,7 +17,7 @@ import linecache
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from typing import Any
 from actordbg.base.fault import Unsupported
 from actordbg.debug import editor
 from actordbg.debug.meeting import DETACH
-from actordbg.debug.prompt import LAYER, Prompt, StoppedByUser, form, stats, tensors_in
+from actordbg.debug.prompt import LAYER, Named, Prompt, StoppedByUser, form, stats, tensors_in
 from actordbg.debug.stops import Stop
 
 BEFORE, AFTER, ERROR = "before", "after", "error"
@@ -35,8 +35,6 @@ POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 """Ray's environment variable for workers that stop where they failed."""
 ARRIVAL_S = 60.0
 """Seconds that ranks wait for each other at a `breakpoint()`, which some of them may not reach."""
-Named = Mapping[str, Any]
-"""Values by the names that a frame or a call gives them."""
 
 
 class NotInEvalMode(Exception):

@@ -29,7 +29,7 @@ from typing import Any
 
 from actordbg.debug import editor, prompt
 from actordbg.debug.meeting import CONTINUE, DETACH, LOST, QUIT, Leading, meet
-from actordbg.debug.prompt import Prompt, Said, StoppedByUser, await_terminal, evaluated
+from actordbg.debug.prompt import Prompt, Said, StoppedByUser, await_terminal, evaluated, folded
 
 KEEP_UP_S = 30.0
 """Seconds that a rank waits for the leader if no limit was given."""
@@ -205,7 +205,7 @@ class Stop:
         steps = ["step", "next"] if self._others is None and self.trace is None else []
         steps += ["layer [NAME]"] if self.layers and self.trace is None else []
         lines.append(", ".join(["continue", *steps, "detach (ignore further breakpoints)", f"quit ({self.quits})"]))
-        return "\n".join(f"--- {line}" for line in lines) + "\n"
+        return "\n".join(folded(f"--- {line}") for line in lines) + "\n"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -165,10 +165,10 @@ class Verdict:
         """Return what is said beside the first line, which has the clause of the first finding, unless in fewer words."""
         if self.told == first.what:
             return ""
-        if first.what != first.said:
+        if first.what not in self.told:
             return self.told
         where = f", in {first.where}" if first.where else ""
-        said = self.told.replace(f"{first.said}{where}", "").replace(first.said, "")
+        said = self.told.replace(f"{first.what}{where}", "").replace(first.what, "")
         clauses = (" ".join(clause.split()).removesuffix(":") for clause in said.split(";"))
         return "; ".join(filter(None, clauses))
 

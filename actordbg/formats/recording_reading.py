@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -116,16 +117,19 @@ class RingFile:
 
     @functools.cached_property
     def ended_by_ray(self) -> bool:
-        """Check whether Ray ended the process on purpose (the driver ended, or `ray.kill`), according to that worker's log.
+        """Check whether Ray ended the process on purpose (the driver ended, or `ray.kill`), according to Ray's logs.
 
-        Such a process has no time to end in order. No log says this of a process that crashed or ran out of memory.
+        Such a process has no time to end in order. If it does not answer within five seconds, it is killed, so that only the
+        log of its node's raylet says why. No log says this of a process that crashed or ran out of memory.
         """
         worker = Path(str(self.facts.get("stderr", "")))
         if self.alive or not worker.name.startswith("worker-"):
             return False
+        by_raylet = rf"(owner died|job finished|disconnect_type=1\b).* worker_id={re.escape(worker.name.split('-')[1])}"
+        said = f"Disconnect, exit_type=INTENDED_|{by_raylet}".encode()
         with contextlib.suppress(OSError, ValueError):
-            for path in worker.parent.glob(f"python-core-worker-*_{self.facts['pid']}.log"):
-                return b"Disconnect, exit_type=INTENDED_" in read_regular(path)
+            logs = [*worker.parent.glob(f"python-core-worker-*_{self.facts['pid']}.log"), worker.parent / "raylet.out"]
+            return any(re.search(said, read_regular(path)) for path in logs)
         return False
 
     def state_of(self, books: Books) -> str:

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 _WORDS = {MATCH: RIGHT, WITHIN_NOISE: RIGHT, MISMATCH: WRONG, NOT_COMPARED: UNCHECKED}
 NARROW = ("bf16", "fp16")
 MOST, _EXAMPLES = 10, 3
+Ranked = list[tuple[float | None, dict[str, str]]]
+"""Rows of a table, each with the distance that ranks it."""
 
 
 def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (), whose: str = "") -> list[Block]:
@@ -263,13 +265,13 @@ def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
     } | ({"|g| rel": number(dump.grad_norm_rel, 2), "grad": number(distance, 2)} if grads else {"KL k3": number(tokens.kl_k3, 2)})
 
 
-def _worst(title: str, rows: list[tuple[float | None, dict[str, str]]], *text: str) -> list[Block]:
+def _worst(title: str, rows: Ranked, *text: str) -> list[Block]:
     """Tabulate the `MOST` rows with the largest distances. rows: (distance, row); None is larger than any."""
     rows.sort(key=lambda pair: -(math.inf if pair[0] is None else abs(pair[0])))
     return [Heading(title, 3), table([row for _, row in rows[:MOST]], *text)] if rows else []
 
 
-def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
+def _tokens(shown: Sequence[DumpComparison]) -> Ranked:
     return [
         (token.difference, {"dump": dump.dump_id, "row": str(token.row), "position": str(token.position),
                             "token": "-" if token.token_id is None else str(token.token_id), "A": number(token.a, 6),
@@ -278,7 +280,7 @@ def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[st
     ]  # fmt: skip
 
 
-def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
+def _parameters(shown: Sequence[DumpComparison]) -> Ranked:
     return [
         (figures.distance, {"dump": dump.dump_id, "gradient of": f"{item.name} (sampled)" if item.sampled else item.name,
                             "|a-b|/|b|": number(figures.distance, 3),

@@ -44,6 +44,8 @@ TITLES = {
 MOST = 5
 REPLAY, RUN = "A", "run"
 """Sides: the replay, and the outputs that the training run recorded."""
+Told = Iterator[tuple[str, str]]
+"""Sentences, each with its kind."""
 SCALE = Rule(
     "scale of gradients",
     "gradients have the truth's scale",
@@ -124,7 +126,7 @@ def _scale(check: CheckedReplay) -> Iterator[Finding]:
         yield Finding(SCALE, f"all gradients are {gain:g} times the truth's", size=gain)
 
 
-def _model(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
+def _model(_store: Store, check: CheckedReplay) -> Told:
     """Say what of the model and of its modules is right."""
     local = check.local
     if local is None:
@@ -146,7 +148,7 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
         yield RULED_OUT, f"{what}: the checkpoint's, bit for bit{when}"
 
 
-def _laws(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
+def _laws(_store: Store, check: CheckedReplay) -> Told:
     """Say which laws hold, of the loaded model and of the recorded data."""
     answers: dict[str, set[str]] = defaultdict(set)
     for result in check.data.results:
@@ -160,14 +162,14 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
         yield RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}"
 
 
-def _ranks(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
+def _ranks(_store: Store, check: CheckedReplay) -> Told:
     ranks = check.summary.ranks
     if ranks is not None and ranks.checked and not any(check.judged.ranks()):
         first, *each = ranks_in_words(ranks)
         yield WHERE if ranks.differ else RULED_OUT, "; ".join([first, *each[:2]])
 
 
-def _truth(store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
+def _truth(store: Store, check: CheckedReplay) -> Told:
     """Say how far log-probs and gradients are from the truth, in which tokens, and since which input."""
     record = check.comparison
     if record is None or record.verdict == NOT_COMPARED:
@@ -192,7 +194,7 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
         yield SINCE, when
 
 
-def _tokens(store: Store, record: ComparisonRecord) -> Iterator[tuple[str, str]]:
+def _tokens(store: Store, record: ComparisonRecord) -> Told:
     """Say which tokens are wrong."""
     if (pattern := wrong_tokens(store, record)) is not None:
         yield WHERE, f"wrong tokens: {pattern.sentence}"
@@ -202,7 +204,7 @@ def _tokens(store: Store, record: ComparisonRecord) -> Iterator[tuple[str, str]]
         yield WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them"
 
 
-def _run(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
+def _run(_store: Store, check: CheckedReplay) -> Told:
     """Say that what the training run recorded is what this model gives, or how it is not."""
     own = check.own
     if own is not None and own.verdict != NOT_COMPARED:

@@ -28,7 +28,9 @@ norms after clipping, a KL without a reference and an entropy that is not comput
 """
 Seen = tuple[str, int, float | None, float | None]
 """What breaks a rule: in words, since which step, how large it is, and the limit; both None where only that counts."""
-Judge = Callable[[Curves], Iterator[Seen]]
+Sightings = Iterator[Seen]
+"""Every place where a rule is broken."""
+Judge = Callable[[Curves], Sightings]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class CurveRule:
     judge: Judge
 
 
-def _finite(curves: Curves) -> Iterator[Seen]:
+def _finite(curves: Curves) -> Sightings:
     quantities = {curve.name: f"{quantity} ({curve.name})" for quantity, curve in reversed([*curves.of.items()])}
     for name, curve in curves.metrics.items():
         known = name in quantities or is_loss(name) or is_held_out_score(name)
@@ -53,7 +55,7 @@ def _finite(curves: Curves) -> Iterator[Seen]:
 def _above(quantity: str, limit: float) -> Judge:
     """Return a judge that holds the last third of a quantity below a limit."""
 
-    def judge(curves: Curves) -> Iterator[Seen]:
+    def judge(curves: Curves) -> Sightings:
         curve = curves.long(quantity)
         if curve and curve.late > limit:
             since = curve.since(limit)
@@ -62,19 +64,19 @@ def _above(quantity: str, limit: float) -> Judge:
     return judge
 
 
-def _mismatch(curves: Curves) -> Iterator[Seen]:
+def _mismatch(curves: Curves) -> Sightings:
     curve = curves.of["rollout mismatch"]
     return _above("rollout mismatch", MISMATCH[curve.name])(curves)
 
 
-def _reference(curves: Curves) -> Iterator[Seen]:
+def _reference(curves: Curves) -> Sightings:
     curve, limit = curves.of["KL to the reference"], 0.05
     first, value = curve.steps[0], curve.values[0]
     if first <= 1 and abs(value) > limit:
         yield f"{curve.name} is {value:.3g} nats at step {first}", first, abs(value), limit
 
 
-def _drift(curves: Curves) -> Iterator[Seen]:
+def _drift(curves: Curves) -> Sightings:
     curve, limit = curves.long("KL to the reference"), 0.5
     # A sum over an answer's tokens has another scale: there it counts only where nothing is learned with it.
     summed = curve is not None and curve.name in SUMMED and _learns(curves)
@@ -98,7 +100,7 @@ def _solved(curves: Curves) -> bool:
     return reward is not None and min(reward.values) >= 0 and max(reward.values) <= 1 and reward.late >= 0.9
 
 
-def _entropy(curves: Curves) -> Iterator[Seen]:
+def _entropy(curves: Curves) -> Sightings:
     curve = curves.long("entropy")
     if not curve or curve.early <= 0 or _learns(curves):
         return
@@ -112,21 +114,21 @@ def _entropy(curves: Curves) -> Iterator[Seen]:
         yield f"{curve.course} nats, and no reward rises with it", curve.since(3 * curve.early), share, 3.0
 
 
-def _length(curves: Curves) -> Iterator[Seen]:
+def _length(curves: Curves) -> Sightings:
     curve, limit = curves.long("response length"), 1.5
     if curve and curve.early > 0 and curve.trend.word == RISES and curve.late > limit * curve.early and not _learns(curves):
         since = curve.since(limit * curve.early)
         yield f"{curve.course} tokens, and no reward rises with it", since, curve.late / curve.early, limit
 
 
-def _negative(curves: Curves) -> Iterator[Seen]:
+def _negative(curves: Curves) -> Sightings:
     curve, limit = curves.long("KL to the reference"), -0.05
     if curve and curve.late < limit and curve.name not in SUMMED:
         below = next(step for step, value in zip(curve.steps, curve.values, strict=True) if value < limit)
         yield f"{curve.course} nats, and a mean over the policy's own samples is not below 0", below, curve.late, limit
 
 
-def _spikes(curves: Curves) -> Iterator[Seen]:
+def _spikes(curves: Curves) -> Sightings:
     curve, limit = curves.long("gradient norm"), 10.0
     if not curve:
         return
@@ -146,16 +148,16 @@ def _spikes(curves: Curves) -> Iterator[Seen]:
     yield from _risen(curve, limit)
 
 
-def _diverges(curves: Curves) -> Iterator[Seen]:
+def _diverges(curves: Curves) -> Sightings:
     return _risen(curves.of[SUPERVISED_LOSS], 1.5)
 
 
-def _risen(curve: Curve, limit: float) -> Iterator[Seen]:
+def _risen(curve: Curve, limit: float) -> Sightings:
     if curve.trend.word == RISES and curve.late > limit * curve.early > 0:
         yield curve.course, curve.since(limit * curve.early), curve.late / curve.early, limit
 
 
-def _rate(curves: Curves) -> Iterator[Seen]:
+def _rate(curves: Curves) -> Sightings:
     curve, limit = curves.of["learning rate"], 0.2
     zeros = [run for run in _equal_runs(curve) if run.value == 0]
     longest = max(zeros, key=lambda run: run.count, default=None)
@@ -182,7 +184,7 @@ def _equal_runs(curve: Curve) -> list[EqualRun]:
     return [EqualRun(*same[0], len(same)) for same in runs]
 
 
-def _moving(curves: Curves) -> Iterator[Seen]:
+def _moving(curves: Curves) -> Sightings:
     curve, limit = curves.long("gradient norm"), 0.2
     zeros = [] if curve is None else [step for step, value in zip(curve.steps, curve.values, strict=True) if value == 0]
     if curve and len(zeros) > limit * len(curve.values):
@@ -190,7 +192,7 @@ def _moving(curves: Curves) -> Iterator[Seen]:
         yield f"{curve.name} is exactly 0 at {share:.0%} of the steps", zeros[0], share, limit
 
 
-def _frozen(curves: Curves) -> Iterator[Seen]:
+def _frozen(curves: Curves) -> Sightings:
     for quantity, digits in LEAST_DIGITS.items():
         curve = curves.long(quantity)
         if curve is None:
@@ -207,14 +209,14 @@ def _frozen(curves: Curves) -> Iterator[Seen]:
             yield f"{curve.name} is {value:.6g} at {count} steps in a row", longest.step, float(count), 5.0
 
 
-def _reward(curves: Curves) -> Iterator[Seen]:
+def _reward(curves: Curves) -> Sightings:
     curve = curves.long("reward")
     if curve and curve.trend.word == FALLS and curve.late_trend.word == FALLS:
         best = curve.steps[curve.values.index(max(curve.values))]
         yield f"{curve.course} and still falls; the best step was {best}", best, curve.late, curve.early
 
 
-def _held_out(curves: Curves) -> Iterator[Seen]:
+def _held_out(curves: Curves) -> Sightings:
     reward = curves.long("reward")
     for curve in curves.held_out:
         if reward and reward.trend.word == RISES and curve.late_trend.word == FALLS:
@@ -223,7 +225,7 @@ def _held_out(curves: Curves) -> Iterator[Seen]:
             yield said, curve.steps[curve.values.index(best)], curve.now, best
 
 
-def _form(curves: Curves) -> Iterator[Seen]:
+def _form(curves: Curves) -> Sightings:
     parts, limit = curves.reward_parts, 0.9
     form = [curve for curve in parts if any(word in curve.name.lower() for word in AUXILIARY)]
     whole = sum(abs(curve.late) for curve in parts)
@@ -234,7 +236,7 @@ def _form(curves: Curves) -> Iterator[Seen]:
         yield said, form[0].steps[0], share, limit
 
 
-def _scale(curves: Curves) -> Iterator[Seen]:
+def _scale(curves: Curves) -> Sightings:
     curve = curves.of["loss scale"]
     first, last = curve.values[0], curve.values[-1]
     if last <= 1 < first:

@@ -33,6 +33,10 @@ from actordbg.base.units import plural
 
 Values = Any
 """A numpy array or a torch tensor."""
+Named = Mapping[str, Values]
+"""Values by the names of `loss_terms`."""
+Attributes = Mapping[str, Any]
+"""Recorded attributes of a loss, without those that it does not have."""
 _FARTHEST, _MOST_KL = 20.0, 10.0
 """Nats to which OpenRLHF limits a log ratio, and a term of the KL penalty."""
 VALUES = ("values", "old_values", "returns")
@@ -56,7 +60,7 @@ class Terms:
     rows: int
     apart: float = 0.0
 
-    def divisor(self, loss: Mapping[str, Any]) -> tuple[float, str] | None:
+    def divisor(self, loss: Attributes) -> tuple[float, str] | None:
         """Return what the sum of a whole step's terms is divided by, and the result in words; None if it is not known.
 
         That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with
@@ -85,12 +89,12 @@ OF_CALLS = {"call-token-sum": "batch_num_tokens", **OF_STEPS}
 """Losses that are sums of their own call, by the argument that divides them; for those of `OF_STEPS` it is the step's number."""
 
 
-def aggregation(loss: Mapping[str, Any]) -> str:
+def aggregation(loss: Attributes) -> str:
     """Return what the losses of a step add up to, as a `loss_agg_mode`."""
     return str(loss.get("loss_agg_mode", "token-mean" if loss.get("token_level_loss") is not False else BY_ROW))
 
 
-def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
+def loss_terms(xp: Any, loss: Attributes, named: Named, mask: Values) -> Values | None:
     """Return the terms of a recorded loss, [B, A], not yet masked; None for a loss that is not known, or lacks its log-probs.
 
     loss: its recorded attributes, without those that it does not have. named: log_probs, old_log_probs, advantages,
@@ -103,8 +107,8 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
         terms = (values - named["returns"]) ** 2 / 2
         if clip is None:
             return terms
-        bound = xp.minimum if loss.get("other_bound") else xp.maximum
-        return bound(terms, (before + xp.clip(values - before, -clip, clip) - named["returns"]) ** 2 / 2)
+        near = before + xp.clip(values - before, -clip, clip)
+        return -_lower(xp, loss, -terms, -((near - named["returns"]) ** 2) / 2)
     kind, old_rows = loss.get("policy_loss_type"), named.get("old_row_log_probs")
     if new is None or kind == "other" or (old is None and old_rows is None) != (advantages is None):
         return None
@@ -122,6 +126,7 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
         ratio = xp.exp(_row_mean(xp, new - (rollout if corrected else old), mask))[:, None]
     else:
         ratio = xp.exp(xp.clip(new - old, -_FARTHEST, _FARTHEST))
+    ratio = ratio ** loss.get("ratio_power", 1)
     terms = _surrogate(xp, loss, named, ratio)
     if loss.get("dual_clip") is not None:
         terms = xp.where(advantages < 0, xp.maximum(terms, loss["dual_clip"] * advantages), terms)
@@ -136,7 +141,7 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     return terms
 
 
-def _surrogate(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ratio: Values) -> Values:
+def _surrogate(xp: Any, loss: Attributes, named: Named, ratio: Values) -> Values:
     """Return the terms that a policy's loss maximizes, before the dual clip, [B, A]. ratio: [B, A], or [B, 1] of rows."""
     new, old, advantages, kind = named["log_probs"], named.get("old_log_probs"), named["advantages"], loss["policy_loss_type"]
     if kind == "dppo":
@@ -146,11 +151,16 @@ def _surrogate(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ra
     clipped = xp.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"])
     if kind == "cispo":
         return getattr(clipped, "detach", clipped.__array__)() * advantages * new
-    bound = xp.maximum if loss.get("other_bound") else xp.minimum
-    return bound(ratio * advantages, clipped * advantages)
+    return _lower(xp, loss, ratio * advantages, clipped * advantages)
 
 
-def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
+def _lower(xp: Any, loss: Attributes, plain: Values, clipped: Values) -> Values:
+    """Return the lower of two objectives, or what a trainer may take of them instead."""
+    others = {"clipped": clipped, "higher": xp.maximum(plain, clipped)}
+    return others.get(loss.get("bound", ""), xp.minimum(plain, clipped))
+
+
+def _of_pairs(xp: Any, loss: Attributes, named: Named, mask: Values) -> Values | None:
     """Return the term of a preference loss of the pair that each row is in, at each of its actions, [B, A]."""
     new, base, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("beta")
     kind = loss.get("loss_type") or ("ipo_sum" if loss.get("ipo") else "sigmoid")
@@ -170,7 +180,7 @@ def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mas
     return None if terms is None else xp.concatenate((terms, terms))[:, None] * xp.ones_like(new)
 
 
-def penalty(xp: Any, name: str, loss: Mapping[str, Any], named: Mapping[str, Values]) -> Values | None:
+def penalty(xp: Any, name: str, loss: Attributes, named: Named) -> Values | None:
     """Return the terms of a penalty, "kl" or "entropy", without its coefficient, [B, A]; None if it is not known."""
     if name == "entropy":
         return named.get("entropy")
@@ -178,10 +188,10 @@ def penalty(xp: Any, name: str, loss: Mapping[str, Any], named: Mapping[str, Val
     return None if base is None else kl_terms(xp, estimator, named["log_probs"], base, *loss.get("kl_limits") or (1e9, 1e9))
 
 
-def _weights(xp: Any, loss: Mapping[str, Any], old: Values, rollout: Values, mask: Values) -> Values:
+def _weights(xp: Any, loss: Attributes, old: Values, rollout: Values, mask: Values) -> Values:
     """Return the factor of each action by importance correction, [B, A]."""
     low, high = loss["is_correction_threshold"]
-    by_row, apart = loss["is_correction_level"] == "seq", old - rollout
+    by_row, apart = loss["is_correction_level"] == "seq", (old - rollout) * loss.get("weights_power", 1)
     if loss.get("is_correction_gating") in (None, "ratio"):
         known = xp.exp(_row_mean(xp, apart, mask)[:, None] if by_row else apart)
     else:
@@ -209,9 +219,18 @@ def kl_terms(
     return None if terms is None else xp.clip(terms, -most, most)
 
 
-def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[str, Any]]:
-    """Return changes of a loss's attributes that a trainer may compute with, in words. moved: ratios are not all 1."""
-    changes: dict[str, dict[str, Any]] = {"the opposite sign": {"sign": -1.0}, "a loss without its mask": {"masked": False}}
+def other_settings(loss: Attributes, *, moved: bool) -> dict[str, dict[str, Any]]:
+    """Return changes of a loss's attributes that a trainer may compute with, in words: what changes nothing explains nothing.
+
+    moved: ratios are not all 1.
+    """
+    changes: dict[str, dict[str, Any]] = {
+        "the opposite sign": {"sign": -1.0}, "a loss without its mask": {"masked": False},
+        "the inverse ratio, old over new": {"ratio_power": -1},
+        "clipping with min and max swapped": {"bound": "higher"}, "the clipped term alone": {"bound": "clipped"},
+        "a loss without its importance correction": {"weighted": False},
+        "the inverse importance weights, rollout over old": {"weights_power": -1},
+    }  # fmt: skip
     low, high, limits = loss.get("clip_eps_low"), loss.get("clip_eps_high"), ["clip_eps"] if "clip_eps" in loss else []
     if low is not None and moved:
         kind, of = ("ppo", "token") if loss.get("policy_loss_type") == "gspo" else ("gspo", "row")
@@ -220,16 +239,12 @@ def other_settings(loss: Mapping[str, Any], *, moved: bool) -> dict[str, dict[st
             changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
     if "clip_eps" in loss:
         changes["old values of another row"] = {"rows_late": 1}
-    if limits:
-        changes["clipping with min and max swapped"] = {"other_bound": True}
     for limit in {*_CLIPS, low or math.inf, high or math.inf} if limits else ():
         words = f"clipping at {limit}" if math.isfinite(limit) else "a loss without clipping"
         changes[words] = dict.fromkeys(limits, limit)
     if loss.get("is_correction_threshold"):
         others = {"off", "token", "seq"} - {loss["is_correction_level"]}
         changes |= {f"importance correction {level}": {"is_correction_level": level} for level in others}
-    if loss.get("is_corrected"):
-        changes["a loss without its importance correction"] = {"weighted": False}
     if beta := loss.get("beta"):
         changes |= {
             "chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True},

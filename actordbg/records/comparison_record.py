@@ -215,8 +215,14 @@ class ExplainedOutputs:
         size, limit = self.before, self.noise
         if self.unknown:
             return [Finding(UNKNOWN_CAUSE, self.sentences[0], side=side, size=size, limit=limit)]
-        rules = [Rule(cause.name, remedy=cause.remedy, thread=cause.thread) for cause in self.causes]
+        fails = f"{self.what}: {self.names}".replace("{", "{{").replace("}", "}}")  # a path may have braces
+        rules = [Rule(cause.name, remedy=cause.remedy, thread=cause.thread, fails=fails) for cause in self.causes]
         return [Finding(rule, self.sentences[0], side=side, size=size, limit=limit) for rule in rules]
+
+    @property
+    def names(self) -> str:
+        """The causes, which the data cannot tell apart."""
+        return " or ".join(cause.said for cause in self.causes)
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -232,13 +238,13 @@ class ExplainedOutputs:
             return (f"{what}: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
         if not self.causes:
             return also
-        best, names = self.causes[0], " or ".join(cause.said for cause in self.causes)
+        best = self.causes[0]
         if best.left is None:
-            return (f"{what}: {names}", *also)
+            return (f"{what}: {self.names}", *also)
         size = f"{self.before:.3g} -> {best.left:.3g} nats, {noise}"
         if best.z is not None:
             size = f"{abs(best.z):.0f} standard errors over {self.tokens:,} tokens; no single token shows it, {noise} nats"
-        return (f"{what}: {names} ({size})", *also)
+        return (f"{what}: {self.names} ({size})", *also)
 
 
 @dataclass(frozen=True)

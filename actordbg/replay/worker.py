@@ -237,7 +237,8 @@ class Worker:
         mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
         if stop.dump in mates:
             lane_lead = self.order.lead_of(task.slot, mates[stop.dump])
-        leader = lane_lead or 0 if stop.rank is None else stop.rank
+        first = self.rank - self.rank % self.spec.config.nproc  # groups of a cluster count on, and each is its own replay
+        leader = lane_lead or first if stop.rank is None else first + stop.rank
         if collective:
             return self.stops.begin(dump_id, self.order.ranks_in(task.slot), leader, stop.dump is None or lane_lead is not None)
         if stop.rank is None and (stop.at == ERROR or stop.debugpy == 0):

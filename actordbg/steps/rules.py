@@ -83,7 +83,7 @@ RULES = {
         ),
         (
             "unknown term",
-            "backward gets more than the loss, its KL term and its entropy term",
+            "backward gets more than the loss and its terms",
             "backward gets the loss and its terms alone",
             "look at what the trainer adds to the loss",
         ),

@@ -96,16 +96,13 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[F
     entropies: of each micro-batch, the sum over its actions; None if unknown, so that an entropy term is not judged.
     """
     limit = LOSS_OFF[step.fp32]
-    for each in step.micro_batches:
-        if not _gives(each, step, each.terms):
-            wanted = number(_per_term(each, step.by_token) * step.sum_of(each.terms))
-            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {wanted}"
-            others = [
-                (round(abs(_off(each, step, by)), 9), name) for name, by in each.loss.others.items() if _gives(each, step, by)
-            ]
-            _, nearest = min(others, default=(0.0, ""))
-            yield broken("formula", f"{text}; it is that of {nearest}" if nearest else text)
-            break
+    wrong = [each for each in step.micro_batches if not _gives(each, step, each.terms)]
+    for first in wrong[:1]:
+        wanted = number(_per_term(first, step.by_token) * step.sum_of(first.terms))
+        text = f"{first.name}: its loss is {number(first.recorded)}, its formula gives {wanted}"
+        common = set.intersection(*({name for name, by in each.loss.others.items() if _gives(each, step, by)} for each in wrong))
+        nearest = min(sorted(common), key=lambda name: round(abs(_off(first, step, first.loss.others[name])), 9), default="")
+        yield broken("formula", f"{text}; it is that of {nearest}" if nearest else text)
     for each, entropy in zip(step.micro_batches, entropies, strict=True):
         if (cause := _missing_term(each, limit, entropy)) is not None:
             yield cause

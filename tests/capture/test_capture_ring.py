@@ -15,7 +15,7 @@ from actordbg.capture.hook import wrap
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.ring import CHUNK, Arena, Ring
 from actordbg.dumps.recover import find_rings, recover
-from actordbg.formats.recording_reading import read_ring
+from actordbg.formats.recording_reading import RingFile, read_ring
 from actordbg.formats.ringfile import DATA, MAX_LEDGERS, slot_check
 from actordbg.records.run_files import read_counters
 from actordbg.store import payload
@@ -244,3 +244,30 @@ def test_slots_are_read_and_a_changed_bit_is_seen(store, tmp_path):
     path.write_bytes(changed)
     found = read_ring(path)
     assert found.slots == [wanted[0], wanted[2]] and len(found.damaged) == 1
+
+
+ENDED_BY_RAY = {
+    "it says so itself": ("python-core-worker-ab12_11.log", "Disconnect, exit_type=INTENDED_SYSTEM_EXIT", True),
+    "it did not answer": (
+        "raylet.out",
+        "Killing leased worker because its owner died. worker_id=ab12 owner_worker_id=01ff",
+        True,
+    ),
+    "ray.kill, and no answer": ("raylet.out", "Disconnecting worker, graceful=false, disconnect_type=1, worker_id=ab12", True),
+    "it crashed": ("raylet.out", "Disconnecting worker, graceful=false, disconnect_type=0, worker_id=ab12", False),
+    "its worker was ended": (
+        "raylet.out",
+        "Killing leased worker because its owner died. worker_id=cd34 owner_worker_id=ab12",
+        False,
+    ),
+    "no memory was left": ("raylet.out", "Disconnecting worker, graceful=false, disconnect_type=4, worker_id=ab12", False),
+}
+"""Lines of Ray 2.55's logs."""
+
+
+@pytest.mark.parametrize("why", ENDED_BY_RAY)
+def test_whom_ray_ended_on_purpose_was_not_killed_also_if_ray_had_to_kill_it(tmp_path, why):
+    log, line, ended = ENDED_BY_RAY[why]
+    (tmp_path / log).write_text(f"[2026-11-30] {line} job_id=01\n")
+    facts = {"pid": 11, "stderr": str(tmp_path / "worker-ab12-01-11.err")}
+    assert RingFile(tmp_path / "ring", facts, alive=False).ended_by_ray is ended

@@ -54,7 +54,8 @@ def test_ls_lists_and_says_how_many_more_there_are(store):
     )
     oldest = run(store, "ls --limit 3 --order time").stdout.splitlines()
     assert [line.split()[0] for line in oldest[1:4]] == [with_handles(r.dump_id) for r in records[:3]]
-    assert "4 more; pass --limit 0 to list all" in result.stderr
+    more, following = result.stderr.splitlines()
+    assert "4 more; pass --limit 0 to list all" in more and following.startswith("next: actordbg dump show ")
     assert len(run(store, "ls --limit 0").stdout.strip().splitlines()) == 8
     rows = json.loads(run(store, "ls --where rank=1 --json").stdout)
     assert [row["dump_id"] for row in rows] == [r.dump_id for r in reversed(records) if r.rank == 1]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actordbg.causes.bank import BY_NAME
+from actordbg.causes.bank import BANK, BY_NAME
 from actordbg.causes.fit import TokenSample, between, fit, fit_to, refined, rounds_as
 from actordbg.judge.explain_outputs import told
 
@@ -121,8 +121,13 @@ def test_placeholders_and_a_forbidden_end_token_are_named_beside_a_cause():
     healthy = drawn.fitted(drawn.curves["min-tokens"][0][1] + drawn.rounding())
     assert names(healthy) == [] and [each.name for each in healthy.expected] == ["min-tokens"]
     assert told(healthy, drawn.sample.own, 1, 1.0).sentences == (
-        "recorded log-probs: the first token of each answer was sampled without the end token (min_tokens)",
+        "recorded log-probs: the first token was sampled without the end token (min_tokens)",
     )
+
+
+def test_the_first_line_has_a_cause_in_few_words():
+    """Beside its side and what is wrong: "WRONG (trainer): recorded log-probs: "."""
+    assert not [cause.name for cause in BANK if len(cause.said.split()) > 10]
 
 
 def test_what_is_nobodys_is_unknown_and_what_cannot_be_told_apart_is_named_together():

@@ -89,3 +89,12 @@ def test_what_others_put_among_the_prompts_of_a_shared_store_is_passed_by(tmp_pa
     (tmp_path / "prompt-x.sock").touch()
     goes_on = iter([True, False])
     attend(lambda: [tmp_path], lambda: next(goes_on), print)
+
+
+def test_what_a_prompt_says_at_first_fits_a_terminal_of_80_columns_and_breaks_no_word(tmp_path):
+    names = dict.fromkeys(("sequences", "attention_mask", "action_mask", "allgather_logits", "return_output", "temperature"))
+    place = {"place": "before Actor.forward", "banner": ", input 20261130T171314.000001Z-000000-4711-00000000"}
+    said = stops.Stop(tmp_path, 0, (0,), 0, frame=None, names=names, opened=print, layers=("lm_head",), **place)._introduction()
+    assert max(map(len, said.splitlines())) <= 80
+    words = " ".join(said.split())
+    assert all(whole in words for whole in (place["banner"], *names, "layer [NAME], detach (ignore further breakpoints), quit"))

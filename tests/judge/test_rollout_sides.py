@@ -37,7 +37,10 @@ def told(lines):
     weights = WEIGHTS.get(known.get("weights", ""))
     explained = ExplainedRollout(apart=float(known.get("apart", 0.3)), dashboards={}, weights=weights, **sides)
     assert ("merge it" in str(explained.blocks)) == ("wrong" in known.values())
-    return [explained.verdict.sentence]
+    verdict = explained.verdict
+    if verdict.findings:
+        assert "nats" not in verdict.headline and "nats" in verdict.details[0], "figures are read below the first line"
+    return [verdict.sentence]
 
 
 @pytest.mark.parametrize("case", CASES)

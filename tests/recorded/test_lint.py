@@ -48,6 +48,10 @@ LOSS_FACTS = PPO_FACTS | {
 }  # fmt: skip
 
 
+POWERS = {"unweighted": 0, "inverse-weights": -1}
+BOUNDS = {"max": torch.maximum, "clipped": lambda plain, clipped: 0 * plain + clipped}
+
+
 class Step:
     """A step of two ranks and two micro-batches of two rows: tensors, arguments and record fields of each loss, to be changed."""
 
@@ -112,15 +116,16 @@ class Step:
     def actions(self):
         return sum(int(t["action_mask"].sum()) for t in self.tensors[: RANKS * MICRO])
 
-    def finish(self, divided_by=1.0, clip=0.2, larger=False, weighted=True):
-        """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio."""
+    def finish(self, divided_by=1.0, clip=0.2, wrong=""):
+        """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio. wrong: how it is not."""
         tokens = self.actions() * divided_by
         for t in self.tensors:
             weight = t.get("context.term_weights", (t["old_log_probs"] - t["rollout_log_probs"]).exp())
+            weight = weight ** POWERS.get(wrong, 1)
             ratio, advantages = (t["log_probs"] - t["old_log_probs"]).exp(), t["advantages"]
-            bound = torch.maximum if larger else torch.minimum
-            terms = -bound(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-            terms *= torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0) if weighted else 1.0
+            ratio = 1 / ratio if wrong == "inverse-ratio" else ratio
+            terms = -BOUNDS.get(wrong, torch.minimum)(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+            terms *= torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0)
             t["output.loss"] = terms.where(t["action_mask"], 0.0).sum() / tokens * MICRO * RANKS
 
     def publish(self, store):
@@ -237,7 +242,7 @@ def penalized(step, settings, **done):
         t["context.entropy"] = torch.rand(2, ANSWER, generator=chance)
     step.facts = [facts | {f"loss.{name}": value for name, value in settings.items()} for facts in step.facts]
     step.not_scored = len(step.tensors)
-    step.finish(clip=done.get("clip", 0.2), larger="larger" in done)
+    step.finish(clip=done.get("clip", 0.2), wrong=done.get("wrong", ""))
     for t in step.tensors:
         apart, mask, share = t["log_probs"] - t["context.base_action_log_probs"], t["action_mask"], settings.get("entropy_share")
         by = {"k1": apart, "abs": apart.abs(), "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}
@@ -250,7 +255,7 @@ def penalized(step, settings, **done):
         t["output.loss"] += kl[mask].sum() * scale - apart_of_call
 
 
-def critic(step, clip, bound="maximum"):
+def critic(step, clip, bound="max"):
     """Losses of a critic whose values moved; it is set to clip them at 0.2, and clips at `clip`."""
     tokens = step.actions()
     step.fields = [fields | {"role": "critic loss"} for fields in step.fields]
@@ -258,7 +263,7 @@ def critic(step, clip, bound="maximum"):
     for t in step.tensors:
         old, moved, apart = t.pop("old_log_probs"), torch.linspace(-0.4, 0.4, ANSWER), 0.5
         t |= {"values": old + moved, "old_values": old, "returns": old + moved - apart}
-        terms = getattr(torch, bound)(apart**2 + 0 * old, (moved.clamp(-clip, clip) - moved + apart) ** 2) / 2
+        terms = BOUNDS.get(bound, torch.minimum)(apart**2 + 0 * old, (moved.clamp(-clip, clip) - moved + apart) ** 2) / 2
         t["output.loss"] = terms[t["action_mask"]].sum() / tokens * MICRO * RANKS
         for name in ("log_probs", "rollout_log_probs", "advantages", "context.returns"):
             del t[name]

@@ -1,9 +1,28 @@
 """Which rank runs what, under real supervision with scripted workers: lanes, and ranks with different numbers of inputs."""
 
+from types import SimpleNamespace
+
 import pytest
 from supervised import ctrl_c_after, make_spec, statuses
 
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.records.journal import read_events, read_results
+from actordbg.replay.work_order import Duty, Task, WorkOrder
+from actordbg.replay.worker import Worker
+
+
+@pytest.mark.parametrize(
+    ("rank", "nproc", "asked", "stops"),
+    [(0, 1, None, True), (1, 1, None, True), (1, 2, None, False), (1, 2, 1, True), (0, 2, 1, False), (3, 2, 1, True)],
+)
+def test_a_rank_that_runs_apart_stops_in_each_group_of_a_cluster_and_on_one_machine_where_it_is_asked(rank, nproc, asked, stops):
+    """A cluster's groups are numbered on: rank 1 is the only rank of the second group of one process."""
+    begun, spec = [], make_spec(1, nproc=nproc)
+    worker = SimpleNamespace(rank=rank, spec=spec, engine=SimpleNamespace(collective=False))
+    worker.order = WorkOrder(1, [rank], [[0]], stops=StopOrder(at="before", rank=asked))
+    worker.stops = SimpleNamespace(begin=lambda *given: begun.append(given))
+    Worker._announce_to_breakpoints(worker, Task(0, 0, Duty.LEAD), spec.inputs[0].dump_id)
+    assert begun[0][-1] is stops
 
 
 class TestLanes:

@@ -80,7 +80,8 @@ def judged_lines(tmp_path, lines):
     left = [f"not checked: {each.said.partition(':')[0]}" for each in verdict.not_checked]
     assert verdict.word != "WRONG" or verdict.sentence.startswith("WRONG (trainer): step 4")
     assert not figures.step.missing or "add up" not in verdict.said
-    return [" ".join([verdict.word, *causes]), *left]
+    others = [other for cause in causes_of(figures) for _, _, other in [cause.said.partition("; ")] if other.startswith("it is")]
+    return [" ".join([verdict.word, *causes]), *others, *left]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -30,8 +30,8 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, all but a parameter, sums clipped, each clipped, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), clipped (whether the loss
-    clips), lora (it trains an adapter), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
+    (all, last, twice, first twice, no middle, last of a rank, last of a rank twice, all but a parameter, sums clipped, each clipped, clipped, scaled, a third, or missing), kl and entropy ("" none, right, missing, negated; kl also k2), doubled (backward got twice the loss), terms (how the loss's terms are not PPO's: no clip,
+    clipped alone, inverse ratio, inverse weights), lora (it trains an adapter), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
     store: Store
@@ -47,7 +47,7 @@ class RecordedRun:
     kl: str = ""
     entropy: str = ""
     doubled: bool = False
-    clipped: bool = True
+    terms: str = ""
     learns: bool = True
     lora: bool = False
     loss: Callable[[Tensor], Tensor] = lambda terms: terms
@@ -73,7 +73,7 @@ class RecordedRun:
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
         alone, parts, figures = [], [], []
         for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
-            part = self._terms(batch, clipped=True).sum() / total
+            part = self._terms(batch).sum() / total
             bonus = 0.1 * entropy / total if self.entropy else 0.0
             (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0) - bonus).backward()
             figures.append({"loss": float(part.detach()), "entropy": float(entropy.detach())})
@@ -138,10 +138,13 @@ class RecordedRun:
             "old_log_probs": old, "rollout_log_probs": old + 0.01, "context.base_action_log_probs": old - 0.2,
         }  # fmt: skip
 
-    def _terms(self, batch, *, clipped):
-        ratio, advantages = (batch["log_probs"] - batch["old_log_probs"]).exp(), batch["advantages"]
-        low = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) if clipped else ratio * advantages
-        return torch.where(batch["action_mask"], -low * (batch["old_log_probs"] - batch["rollout_log_probs"]).exp(), 0.0)
+    def _terms(self, batch, wrong=""):
+        apart, inverse = batch["log_probs"] - batch["old_log_probs"], wrong == "inverse weights"
+        ratio, advantages = (-apart if wrong == "inverse ratio" else apart).exp(), batch["advantages"]
+        plain, clipped = ratio * advantages, ratio.clamp(0.8, 1.2) * advantages
+        objective = {"no clip": plain, "clipped alone": clipped}.get(wrong, torch.minimum(plain, clipped))
+        weights = ((batch["old_log_probs"] - batch["rollout_log_probs"]) * (-1 if inverse else 1)).exp()
+        return torch.where(batch["action_mask"], -objective * weights, 0.0)
 
     def _kl(self, batch):
         return torch.where(batch["action_mask"], batch["log_probs"] - batch["context.base_action_log_probs"], 0.0)
@@ -159,7 +162,7 @@ class RecordedRun:
         whole = by
         for number, (place, rank, batch) in enumerate(batches):
             by = whole * (1 + self.apart * rank)  # what a rank counts for itself
-            loss = self.loss(self._terms(batch, clipped=self.clipped)).sum() / by * dp_size
+            loss = self.loss(self._terms(batch, self.terms)).sum() / by * dp_size
             kl = {"right": 1.0, "negated": -1.0, "k2": 0.5 * self._kl(batch)}.get(self.kl, 0.0) * self._kl(batch)
             bonus = {"right": 1.0, "negated": -1.0}.get(self.entropy, 0.0) * self._entropies[number]
             backward = loss * (2 if self.doubled else 1) + 0.1 * (kl.sum() - bonus) / by * dp_size

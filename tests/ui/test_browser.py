@@ -14,6 +14,7 @@ from hostilestore import HOSTILE
 from pagecases import MATRIX_OF_40, page_of, tokens_page
 
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
+from actordbg.document.blocks import Grid, Heading
 from actordbg.document.page import as_html
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
@@ -86,6 +87,19 @@ def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(browser
             "[...document.querySelectorAll('figure.drawn')].filter(f => f.querySelectorAll('.live svg path').length < 5).length"
         )
         assert shown.page.evaluate(empty) == 0
+
+
+def test_a_table_wider_than_a_phone_scrolls_by_itself_and_shows_that_it_goes_on(browser, tmp_path):
+    row = tuple(f"-0.{name:06d}" for name in range(12))
+    (tmp_path / "wide.html").write_text(as_html([Heading("wide", 1), Grid(tuple(map(str, range(12))), [row])]))
+    with shown_in(browser, tmp_path / "wide.html", width=420) as shown:
+        assert shown.page.evaluate("document.documentElement.scrollWidth") == 420
+        assert shown.page.evaluate("(t => t.scrollWidth > t.clientWidth)(document.querySelector('.wide'))")
+        shown.page.evaluate("document.querySelector('.wide table').style.visibility = 'hidden'")
+        edge = {"x": 400, "y": 0, "width": 5, "height": 200}
+        goes_on = shown.page.screenshot(clip=edge)
+        shown.page.evaluate("document.querySelector('.wide').scrollLeft = 9999")
+        assert shown.page.screenshot(clip=edge) != goes_on, "a shade"
 
 
 def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(browser, pages):
