@@ -194,7 +194,8 @@ def _calls_by_step(calls: Calls) -> dict[int, int]:
         return {}
     ended = calls[-1].fact("grad_norm") is not None
     learning = Counter(call.record.step for call in calls if call.record.grad_enabled is not False)
-    return {step: learning[step] for step in range(at[0] + (numbers[0] > 0), at[-1] + ended)}
+    begun = numbers[0] > 0 or at[0] > 0  # calls are counted from when recording began, which may be in the middle of a step
+    return {step: learning[step] for step in range(at[0] + begun, at[-1] + ended)}
 
 
 def _beginnings(losses: Calls, one: str, other: str) -> tuple[Numbers, Numbers, Numbers] | None:

@@ -293,10 +293,11 @@ def next_rows(step, name, by):
         tensors[name] = rows
 
 
-def unlike_counts(step):
-    """The second rank makes a call less in the second of three steps."""
+def unlike_counts(step, at=1):
+    """The second rank makes a call less in the second of three steps, or in another."""
     of_step = list(zip(step.tensors, step.facts, step.fields, strict=True))
-    kept = [of_step, of_step[:3], of_step]
+    kept = [of_step] * 3
+    kept[at] = of_step[:3]
     step.tensors = [{name: tensor.clone() for name, tensor in t.items()} for each in kept for t, _, _ in each]
     step.facts = [facts for each in kept for _, facts, _ in each]
     step.fields = [fields | {"step": at} for at, each in enumerate(kept, 2) for _, _, fields in each]
@@ -420,6 +421,8 @@ def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path):
 def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path):
     store, paths = published(tmp_path, "calls")
     assert "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank" in linted(store)["sentence"]
+    begun_late, _ = published(tmp_path / "late", "calls 0")
+    assert "calls" not in linted(begun_late)["sentence"], "ranks see the switch at other times, perhaps in the middle of a step"
     (store.root / paths[RANKS * MICRO]).unlink()  # the first call of rank 0 in that step
     assert {rule["rule"]: rule["state"] for rule in linted(store)["rules"]}["calls"] == "not-checked"
 
