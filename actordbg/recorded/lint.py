@@ -154,7 +154,7 @@ class Linting:
         if any(map(_has_terms_apart, kept)):
             said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`"
             findings.left.append(NotChecked(findings["formula"].rule, said, by))
-        if any(map(mask_laws.unclear_border, kept)):
+        if any(True in mask_laws.unlike_pairs(call, 1) for call in kept):
             said = "where answers begin, as the token before it differs within pairs"
             by = "end prompts without a space, which a tokenizer merges with the answer: its first token is not trained on then"
             findings.left.append(NotChecked(findings["mask"].rule, said, by))

@@ -167,10 +167,8 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         beta = call.fact("loss.beta")
         side = TRAINER if beta or supervised else ""  # no engine sampled these
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
-        half, left = divmod(call.rows, 2)
-        if beta and not left:
-            others = [own[0] != paired[0] for own, paired in zip(call.beginnings[:half], call.beginnings[half:], strict=False)]
-            answer.rows(call, np.array(others * 2), "the rows of a pair have different tokens before their actions", side=side)
+        others = np.array(unlike_pairs(call, 0) * 2, bool)
+        answer.rows(call, others, "the rows of a pair have different tokens before their actions", side=side)
         return
     ends = call.actions == call.fact("eos_token_id")
     behind = ends & ~active & shifted(active, 1) & call.real[:, -active.shape[1] :]
@@ -180,15 +178,15 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         answer.looked_at += call.rows
 
 
-def unclear_border(call: RecordedCall) -> bool:
-    """Check whether rows of a pair differ in the last token before their actions, and in none before it.
+def unlike_pairs(call: RecordedCall, part: int) -> list[bool]:
+    """Mark pairs of preferences whose rows differ in the last token before their actions (1), or before it (0).
 
     A tokenizer merges the end of a prompt, such as a space, with an answer: the trainer's count of the prompt's own tokens then
     takes the first token of the answer for a prompt's. A mask that begins one token late looks the same.
     """
-    half, left = divmod(len(call.beginnings), 2)
+    half, left = divmod(len(call.beginnings) if call.fact("loss.beta") else 0, 2)
     pairs = zip(call.beginnings[:half], call.beginnings[half:], strict=False)
-    return bool(call.fact("loss.beta")) and not left and any(own[1] != paired[1] for own, paired in pairs)
+    return [own[part] != paired[part] for own, paired in pairs if not left]
 
 
 def first_action(calls: Calls, answer: Answer) -> None:

@@ -10,12 +10,11 @@ from commandline import invoke
 from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
 from recordedfields import linted, unlisted_of
 
-from actordbg.base.errors import NothingToDo, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import facts, hook, loss_record, losses
 from actordbg.capture.switch_file import read_control
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.steps.recorded_step import recorded_step
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
@@ -141,36 +140,25 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path):
             invoke(Store(tmp_path), "dump enable --calls", typed)
 
 
-def test_the_losses_of_preferences_are_recorded_from_the_first_forward_on_with_what_their_sums_were_made_of(openrlhf, store):
+def test_the_losses_of_preferences_are_recorded_from_the_first_forward_on_with_what_their_sums_were_made_of(
+    openrlhf, store, monkeypatch
+):
     from openrlhf.models.loss import DPOLoss
 
     hook.install(openrlhf.Actor, store=record_here(store, calls=("forward", "loss")))
     rows, real = torch.arange(24).view(4, 6), torch.ones(4, 6).long()
     rows[2:, :3], real[1, 5] = rows[:2, :3], 0
     given = SimpleNamespace(models=(openrlhf.Actor(), openrlhf.Actor()), loss=DPOLoss(0.1), ids=rows, real=real)
+    monkeypatch.setattr(loss_record.here, "strategy", None)
+    openrlhf.Preferences.fit.__wrapped__(openrlhf.Preferences(), given)
     openrlhf.Preferences().fit(given)
-    first, _ = (dump for dump in dumps_of(store) if dump.record.point == "loss")
+    unknown, known, first, _ = (dump for dump in dumps_of(store) if dump.record.point == "loss")
+    in_fit = [dump.record.arguments.get("context.accumulation") for dump in (unknown, known)]
+    assert in_fit == [None, MICRO], "a fit that runs when recording begins has no settings before its first backward"
     assert torch.equal(first.tensors["sequences"], rows) and first.record.arguments["context.multi_turn"] is False
     assert first.tensors["action_mask"].sum(1).tolist() == [3, 2, 3, 3]
     findings = linted(store)
     assert not findings.broken and {"formula", "alignment", "mask"} <= {law.name for law in findings.held}, findings.in_words()
-
-
-def test_settings_are_known_from_the_second_loss_on_if_recording_begins_in_the_trainers_loop(openrlhf, store, monkeypatch):
-    from openrlhf.models.loss import DPOLoss
-
-    monkeypatch.setattr(loss_record.here, "strategy", None)
-    hook.install(openrlhf.Actor, store=record_here(store, calls=("forward", "loss")))
-    rows = torch.arange(24).view(4, 6)
-    loss, models = DPOLoss(0.1), (openrlhf.Actor(), openrlhf.Actor())
-    openrlhf.Preferences.fit.__wrapped__(
-        openrlhf.Preferences(), SimpleNamespace(models=models, loss=loss, ids=rows, real=rows * 0 + 1)
-    )
-    known = [dump.record.arguments for dump in dumps_of(store) if dump.record.point == "loss"]
-    assert [(each.get("context.accumulation"), each.get("context.multi_turn")) for each in known] == [
-        (None, None),
-        (MICRO, False),
-    ]
 
 
 @pytest.mark.parametrize("kind", ["PairWiseLoss", "LogExpLoss"])
@@ -186,8 +174,6 @@ def test_the_losses_of_a_reward_model_are_recorded_with_their_pairs_and_recomput
     call = RecordedCall.read(str(store.dump_path(first.record)))
     swapped, no_margin = (call.others[words].by_row for words in ("chosen and rejected swapped", "no margin"))
     assert swapped != call.terms.by_row and (no_margin != call.terms.by_row) == (kind == "PairWiseLoss")
-    with pytest.raises(NothingToDo, match="another model than a policy"):
-        recorded_step(store, None, 7)
 
 
 def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):
