@@ -125,7 +125,7 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
         if inside and package in DISTRIBUTIONS:  # its modules are known
             with contextlib.suppress(ImportError, AttributeError):
                 losses = importlib.import_module(f"{actor_cls.__module__.rpartition('.')[0]}.loss")
-                for name in ("ValueLoss", "SFTLoss", "DPOLoss"):
+                for name in ("ValueLoss", "SFTLoss", "DPOLoss", "PairWiseLoss", "LogExpLoss"):
                     loss = getattr(losses, name)
                     loss.__init__ = _awaiting(loss.__init__, slot)
     return True

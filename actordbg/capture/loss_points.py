@@ -15,7 +15,8 @@ class CapturePoint:
     """A loss. where: "module:Class", an nn.Module, or a function. returns: names of its results. names: its arguments' names in
     PolicyLoss. method: of the class; "" for a function. model: the trainer's attribute, and the role, of the model whose values
     it gets; "" if it gets the log-probs of the last forward. scores: the trainer's method that sums log-probs by rows, for a loss
-    of these sums. facts: what it does not have as attributes.
+    of these sums. rows: that which returns a micro-batch's sequences and attention mask, for a loss of rewards. facts: what it
+    does not have as attributes.
     """
 
     where: str
@@ -24,6 +25,7 @@ class CapturePoint:
     method: str = "forward"
     model: str = ""
     scores: str = ""
+    rows: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -51,13 +51,15 @@ class _Here(threading.local):
     waits for the end of the step.
 
     scores: the last two forwards whose log-probs were summed by rows, with these, the real tokens, the first actions, the inputs.
-    engine: that of its last loss. ends: an optimizer step of the trainer is followed. numbers: see `number`.
+    engine: that of its last loss. strategy: that whose backward ran last. numbers: see
+    `number`.
     """
 
     forward: LastForward | None = None
     step: tuple[Any, Any, Any, Any] | None = None
     waiting: Waiting | None = None
     engine: Referent | None = None
+    strategy: Any = None
 
     def __init__(self) -> None:
         self.numbers: dict[Any, tuple[Any, Tensor]] = {}
@@ -187,6 +189,8 @@ class LossSlot:
             return entered
         finally:
             known.model = None
+            if self._point.rows:
+                here.step = None
 
     def _forward(self, control: Control, log_probs: Any) -> LossModel | None:
         """Return the Actor of the last forward; None if these are not its log-probs, or if its loss is not recorded."""
@@ -207,7 +211,7 @@ class LossSlot:
         if here.step is None:
             return None
         trainer, experience, *_ = here.step
-        engine = getattr(trainer, self._point.model)
+        engine = getattr(trainer, self._point.model, None) or trainer.model
         inputs = {name: value for name in INPUTS if isinstance(value := getattr(experience, name, None), Tensor)}
         steps, step = control.steps, getattr(engine, "global_steps", None)
         inside = steps is None or (step is not None and min(steps) <= step <= max(steps))
@@ -237,13 +241,15 @@ class LossSlot:
         ):
             if (read := getattr(type(engine), method, None)) is not None:  # a module's own attributes are looked up slowly
                 holder[name] = read(engine)
+        trainer = None
         if here.step is not None:
             trainer, experience, own["kl_ctl"], own["micro_batch"] = here.step
             widest = 1 if self._point.model else 2
             for name, value in vars(experience).items():
                 if isinstance(value, Tensor) and value.dim() <= widest and id(value) not in recorded:
                     tensors[CONTEXT + name] = value
-            strategy = getattr(trainer, "strategy", None)
+        strategy = getattr(trainer, "strategy", here.strategy)
+        if strategy is not None and self._points.settings:
             shared["accumulation"] = getattr(strategy, "accumulated_gradient", None)
             shared["settings"] = self._points.settings_in(trainer, getattr(strategy, "args", None))
         for name, value in own.items():

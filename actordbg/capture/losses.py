@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -68,6 +69,18 @@ def _scoring(original: Function) -> Function:
     return scoring
 
 
+def _pairing(original: Function) -> Function:
+    """Return the method that puts the rows of pairs together, which also shows them, and its trainer, to the next loss."""
+
+    @functools.wraps(original)
+    def pairing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = original(self, *args, **kwargs)
+        here.step = self, SimpleNamespace(**dict(zip(INPUTS, rows, strict=False))), None, None
+        return rows
+
+    return pairing
+
+
 def _stepping(original: Function) -> Function:
     """Return the training step, which also shows its experience to the losses inside it."""
     _, _, *names = inspect.signature(original).parameters
@@ -86,10 +99,11 @@ def _stepping(original: Function) -> Function:
 
 
 def noting_backward(original: Function) -> Function:
-    """Return the trainer's backward, which also notes the loss that it gets."""
+    """Return the trainer's backward, which also notes the loss that it gets, and its strategy: that of the losses to come."""
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        here.strategy = self
         if here.waiting is not None and isinstance(loss, Tensor):
             here.waiting.results["backward_loss"] = loss.detach()
         return original(self, loss, *args, **kwargs)
@@ -130,6 +144,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
         for point in points.losses:
             _replace(f"{point.where}.forward", functools.partial(wrapped, point))
             _replace(point.scores, _scoring)
+            _replace(point.rows, _pairing)
         for step in points.steps:
             _replace(step, _stepping)
 

@@ -17,6 +17,7 @@ differentiates the same formula. No trainer's code is used.
 | DPO, of a row's pair | -log sigmoid(b d), max(0, 1 - b d), or IPO's (d - 1 / 2b)^2, d = chosen - rejected | Rafailov 2023 |
 | | of the rows' sums of new - base, or TRL's IPO's means; the first half of the rows was chosen | TRL 1.16 `_compute_loss` |
 | with label smoothing s | + s b d | OpenRLHF 0.11 `DPOLoss` |
+| rewards of a pair | log(1 + exp(m - d)), d = chosen - rejected, with a margin m | OpenRLHF 0.11 `PairWiseLoss` |
 | a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
 | KL to the base | k1: d, abs: |d|, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
 | other trainers' penalties | + c KL, in TRL times r by default, - c' entropy | TRL 1.16 `_compute_loss`, verl 0.9.1 `ppo_loss` |
@@ -41,6 +42,8 @@ _FARTHEST, _MOST_KL = 20.0, 10.0
 """Nats to which OpenRLHF limits a log ratio, and a term of the KL penalty."""
 VALUES = ("values", "old_values", "returns")
 """Names of the tensors that a critic's loss gets."""
+REWARDS = ("chosen_reward", "reject_reward", "margin")
+"""Names of the tensors that a reward model's loss gets, [pairs]."""
 OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
 """Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
 
@@ -102,6 +105,9 @@ def loss_terms(xp: Any, loss: Attributes, named: Named, mask: Values) -> Values 
     mask: bool [B, A].
     """
     new, old, advantages = (named.get(name) for name in ("log_probs", "old_log_probs", "advantages"))
+    if "chosen_reward" in named:
+        over = loss["beta"] * (named["chosen_reward"] - named["reject_reward"])
+        return xp.logaddexp(loss.get("margin", named.get("margin", 0.0)) - over, 0 * over)[:, None]
     if new is None and {"values", "old_values", "returns"} <= named.keys():
         values, before, clip = named["values"], xp.roll(named["old_values"], loss.get("rows_late", 0), 0), loss.get("clip_eps")
         terms = (values - named["returns"]) ** 2 / 2
@@ -249,6 +255,7 @@ def other_settings(loss: Attributes, *, moved: bool) -> dict[str, dict[str, Any]
         changes |= {
             "chosen and rejected swapped": {"beta": -beta}, "a loss without its reference": {"without_reference": True},
             "means over a row's tokens instead of sums": {"by_means": True}, "no label smoothing": {"label_smoothing": 0.0},
+            "no margin": {"margin": 0.0},
         }  # fmt: skip
     if loss.get("kl_coef"):
         changes["no KL"] = {"kl_coef": 0.0}

@@ -167,10 +167,8 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         beta = call.fact("loss.beta")
         side = TRAINER if beta or supervised else ""  # no engine sampled these
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
-        half, left = divmod(call.rows, 2)
-        if beta and not left:
-            others = [own != paired for own, paired in zip(call.prompts[:half], call.prompts[half:], strict=False)]
-            answer.rows(call, np.array(others * 2), "the rows of a pair have different tokens before their actions", side=side)
+        others = np.array(unlike_pairs(call, 0) * 2, bool)
+        answer.rows(call, others, "the rows of a pair have different tokens before their actions", side=side)
         return
     ends = call.actions == call.fact("eos_token_id")
     behind = ends & ~active & shifted(active, 1) & call.real[:, -active.shape[1] :]
@@ -180,19 +178,32 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         answer.looked_at += call.rows
 
 
+def unlike_pairs(call: RecordedCall, part: int) -> list[bool]:
+    """Mark pairs of preferences whose rows differ in the last token before their actions (1), or before it (0).
+
+    A tokenizer merges the end of a prompt, such as a space, with an answer: the trainer's count of the prompt's own tokens then
+    takes the first token of the answer for a prompt's. A mask that begins one token late looks the same.
+    """
+    half, left = divmod(len(call.beginnings) if call.fact("loss.beta") else 0, 2)
+    pairs = zip(call.beginnings[:half], call.beginnings[half:], strict=False)
+    return [own[part] != paired[part] for own, paired in pairs if not left]
+
+
 def first_action(calls: Calls, answer: Answer) -> None:
     """Look for samples of a prompt that differ before their first action: a sampled token that the mask leaves out.
 
-    Without the log-probs of the engine nothing else shows it, if all values were computed from that mask.
+    Without the log-probs of the engine nothing else shows it, if all values were computed from that mask. Of answers that no
+    engine sampled, a tokenizer may have merged the first token with the prompt's last.
     """
     by_step: dict[Hashable, dict[bytes, dict[int, list[tuple[int, RecordedCall, int]]]]] = {}
     for call in calls:
-        if call.is_loss or call.record.role == ROLLOUT:
+        of_texts = call.fact("loss.beta") or call.fact("loss.policy_loss_type") == "sft"
+        if (call.is_loss and not of_texts) or call.record.role == ROLLOUT:
             stems = by_step.setdefault((call.record.run, call.record.step, call.record.role), {})
             for row, (stem, last, first) in enumerate(call.beginnings):
                 if first >= 0:
                     stems.setdefault(stem, {}).setdefault(last, []).append((first, call, row))
-    answer.lacks = "samples of a prompt that differ from their first action on"
+    answer.lacks = "sampled answers to a prompt that differ from their first action on"
     for stems in by_step.values():
         late = [of for of in stems.values() if len(of) > 1]
         if not late:

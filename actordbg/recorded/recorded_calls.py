@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.recorded.loss_terms import OF_ROWS, VALUES, Terms, loss_terms, other_settings, penalty
+from actordbg.recorded.loss_terms import OF_ROWS, REWARDS, VALUES, Terms, loss_terms, other_settings, penalty
 from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 
@@ -328,11 +328,13 @@ class RecordedCall:
 
     def terms_with(self, *, masked: bool = True, sign: float = 1.0, **changed: Any) -> Terms | None:
         """Return `terms` with changed attributes of the loss, with another sign, or of all tokens."""
-        if not self.is_loss or self.active is None:
+        pairs = self.array("chosen_reward")
+        of = self.active if pairs is None else np.ones((len(pairs), 1), bool)
+        if not self.is_loss or of is None:
             return None
-        mask = self.active if masked else np.ones_like(self.active)
+        mask = of if masked else np.ones_like(of)
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
-        others = {name: self.array(name) for name in ("advantages", "term_weights", "entropy", *OF_ROWS, *VALUES)}
+        others = {name: self.array(name) for name in ("advantages", "term_weights", "entropy", *OF_ROWS, *REWARDS, *VALUES)}
         named |= {name: values.astype("f8") for name, values in others.items() if values is not None}
         loss = self.loss_attributes | changed
         with np.errstate(all="ignore"):

@@ -29,6 +29,9 @@ from actordbg.store.places import read_record
 from actordbg.trainers.trainer import TRAINER
 
 _RECORD = "record a PPO, DPO or SFT with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
+STARTED = 2
+"""A loss of so few calls of its forward's model may be the first that was recorded, in the middle of a step."""
+_JUDGED = "`actordbg lint` judges recorded losses of any trainer"
 _REPLAYED = f"{TRAINER.package}."
 """How the function of a loss begins that `TRAINER.total_loss` computes."""
 
@@ -187,7 +190,7 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     }
     micro_batches = [micro for calls in newest.values() for micro in _joined(catalog, calls)]
     if not micro_batches:
-        raise NothingToDo(f"the losses of step {number} lack results, or are those of another model than a policy", hint=_RECORD)
+        raise NothingToDo(f"the losses of step {number} lack results, or are those of another model than a policy", hint=_JUDGED)
     micro_batches.sort(key=lambda each: (each.place, each.loss.record.rank))
     whole, seen = [], set[tuple[int, tuple[bytes, ...]]]()
     for each in micro_batches:
@@ -227,7 +230,7 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
         function = str(loss.record.actor.get("function"))
         if not (function.startswith(_REPLAYED) or loss.fact("loss.formula_of")):
             text = f"{about} is {function}, and only losses of {TRAINER.package} are replayed"
-            raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
+            raise Unsupported(text, hint=_JUDGED)
         if loss.terms is None:
             raise Unsupported(f"{about} has a formula that is not known: {function}", hint=_RECORD)
         forward = next(iter(query.select_dumps(catalog, f"dump_id = '{loss.forward_id}'")), None) if loss.forward_id else None
@@ -253,6 +256,9 @@ def _missing(step: RecordedStep, counts: dict[int, int], recordings: set[int]) -
         own = min(counts.values())
         return "" if own == engine else f"{own} of {plural(int(engine), 'micro-batch')} of each rank were recorded"
     numbers = {each.loss.fact("micro_batch") for each in step.micro_batches} - {None}
+    calls = int(step.micro_batches[0].forward.dump_id.split("-")[1])
+    if min(numbers, default=0) > 0 and (calls < STARTED or step.fact("loss.formula_of")):
+        return "recording may have begun after its first micro-batch"
     if numbers and max(numbers) - min(numbers) >= len(numbers):
         return f"{plural(len(numbers), 'micro-batch')} of each rank were recorded, with others between them"
     if step.grad_norm is None and first.actor.get("wrapper_class") == "DeepSpeedEngine":

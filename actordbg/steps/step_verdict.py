@@ -30,6 +30,7 @@ from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Verdict, number
 from actordbg.recorded.loss_laws import LOSS_OFF
 from actordbg.recorded.loss_terms import Terms, kl_terms
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.recorded.step_laws import MOVED
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.steps.adam_update import of_update, unchecked
@@ -135,7 +136,7 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
             if abs(term - other) > limit * size and abs(extra - known + term - other) <= limit * abs(term - other):
                 words = f"{micro_batch.name}: backward gets {number(got)}, {how}: the {name} term is {number(term)}"
                 return broken(f"{name} term", words)
-    if loss.fact("aux_loss_coef") or (coefficient and entropy is None):
+    if _why_more(loss) or (coefficient and entropy is None):
         return None
     if size and abs(recorded) > limit * size and near(float(got), 2 * recorded + known, limit):
         return broken("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}")
@@ -143,6 +144,14 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
         words = f"{micro_batch.name}: backward gets {number(extra - known)} that is neither the loss nor its KL or entropy term"
         return broken("unknown term", words)
     return None
+
+
+def _why_more(loss: RecordedCall) -> str:
+    """Say why backward may get more than a loss and its KL and entropy terms; "" if it may not."""
+    if loss.fact("aux_loss_coef"):
+        return "the auxiliary loss, of its experts or of DPO's chosen rows, is not replayed"
+    followed = loss.fact("accumulation") or loss.fact("loss.formula_of") or not loss.fact("engine_accumulation")
+    return "" if followed else "the trainer's settings are unknown, as its loop ran when recording began"
 
 
 def _per_term(micro_batch: MicroBatch, by_token: bool = True) -> float:
@@ -200,8 +209,8 @@ def why_no_norm(figures: StepFigures) -> str:
     """Say why the norm cannot be checked: a part of the gradient is missing, or the step's weights; "" if it can."""
     if figures.step.missing:
         return "the step is not whole"
-    if figures.step.fact("aux_loss_coef"):
-        return "the auxiliary loss, of its experts or of DPO's chosen rows, is not replayed"
+    if more := _why_more(figures.step.micro_batches[0].loss):
+        return more
     if figures.weights.same is False:
         return figures.weights.words
     if figures.step.micro_batches[0].loss.record.actor.get("lora") and base_of(figures.config.model or "") is None:
@@ -229,11 +238,8 @@ def verdict_of(figures: StepFigures) -> Verdict:
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [NotChecked(WHOLE, step.missing, "`run --step N` records it whole")] if step.missing else []
     if other := why_no_norm(figures):
-        terms = ""
-        if step.fact("aux_loss_coef"):
-            terms = "what backward gets beside the loss, and "
-        elif step.fact("entropy_coef"):
-            terms = "the entropy term that backward gets, and "
+        beside = step.fact("entropy_coef") or _why_more(step.micro_batches[0].loss)
+        terms = "what backward gets beside the loss, and " if beside else ""
         left.append(NotChecked(RULES["unknown"], f"{terms}the gradient's norm, since {other}"))
     elif figures.weights.same is None:
         left.append(NotChecked(WEIGHTS, figures.weights.words))

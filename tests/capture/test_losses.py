@@ -140,19 +140,40 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path):
             invoke(Store(tmp_path), "dump enable --calls", typed)
 
 
-def test_the_losses_of_preferences_are_recorded_from_the_first_forward_on_with_what_their_sums_were_made_of(openrlhf, store):
+def test_the_losses_of_preferences_are_recorded_from_the_first_forward_on_with_what_their_sums_were_made_of(
+    openrlhf, store, monkeypatch
+):
     from openrlhf.models.loss import DPOLoss
 
     hook.install(openrlhf.Actor, store=record_here(store, calls=("forward", "loss")))
     rows, real = torch.arange(24).view(4, 6), torch.ones(4, 6).long()
     rows[2:, :3], real[1, 5] = rows[:2, :3], 0
     given = SimpleNamespace(models=(openrlhf.Actor(), openrlhf.Actor()), loss=DPOLoss(0.1), ids=rows, real=real)
+    monkeypatch.setattr(loss_record.here, "strategy", None)
+    openrlhf.Preferences.fit.__wrapped__(openrlhf.Preferences(), given)
     openrlhf.Preferences().fit(given)
-    first, _ = (dump for dump in dumps_of(store) if dump.record.point == "loss")
+    unknown, known, first, _ = (dump for dump in dumps_of(store) if dump.record.point == "loss")
+    in_fit = [dump.record.arguments.get("context.accumulation") for dump in (unknown, known)]
+    assert in_fit == [None, MICRO], "a fit that runs when recording begins has no settings before its first backward"
     assert torch.equal(first.tensors["sequences"], rows) and first.record.arguments["context.multi_turn"] is False
     assert first.tensors["action_mask"].sum(1).tolist() == [3, 2, 3, 3]
     findings = linted(store)
     assert not findings.broken and {"formula", "alignment", "mask"} <= {law.name for law in findings.held}, findings.in_words()
+
+
+@pytest.mark.parametrize("kind", ["PairWiseLoss", "LogExpLoss"])
+def test_the_losses_of_a_reward_model_are_recorded_with_their_pairs_and_recomputed(openrlhf, store, kind):
+    import openrlhf.models.loss as kinds
+
+    hook.install(openrlhf.Actor, store=record_here(store, calls=("forward", "loss")))
+    trainer = openrlhf.Rewards(getattr(kinds, kind)())
+    trainer.fit(torch.arange(12).view(2, 6), torch.arange(12, 24).view(2, 6), torch.tensor([0.5, 2.0]))
+    (first, *_), findings = dumps_of(store), linted(store)
+    assert first.record.role == "reward loss" and first.tensors["sequences"].shape == (4, 6)
+    assert not findings.broken and {"formula", "normalization"} <= {law.name for law in findings.held}, findings.in_words()
+    call = RecordedCall.read(str(store.dump_path(first.record)))
+    swapped, no_margin = (call.others[words].by_row for words in ("chosen and rejected swapped", "no margin"))
+    assert swapped != call.terms.by_row and (no_margin != call.terms.by_row) == (kind == "PairWiseLoss")
 
 
 def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):

@@ -17,7 +17,7 @@ from actordbg.base.imports import is_there
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.run_files import MET_WEIGHTS
-from actordbg.steps import run_step
+from actordbg.steps import recorded_step as recording, run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_sessions import _Objective
@@ -142,10 +142,21 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path):
     assert "more often" in recorded_step(run.store, "ppo", 4).missing
 
 
+@pytest.mark.parametrize("facts", [{"loss.formula_of": "PolicyLoss"}, {}], ids=("an adapter", "dynamic batches"))
+def test_a_step_in_which_recording_began_is_not_whole_although_nothing_counts_its_micro_batches(tmp_path, monkeypatch, facts):
+    monkeypatch.setattr(recording, "STARTED", 9)
+    facts |= {"dynamic_batch": True}
+    assert not figures_of(tmp_path / "whole", facts=facts).step.missing
+    figures = figures_of(tmp_path / "late", LOST["the first of both ranks"], facts=facts, applied="all")
+    assert verdict_of(figures).word == "NOT CHECKED" and "may have begun" in figures.step.missing
+
+
 def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
     left = verdict_of(figures).not_checked[0].said
     assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
+    late = figures_of(tmp_path / "late", facts={"accumulation": None}, applied="twice")
+    assert verdict_of(late).word == "NOT CHECKED" and "settings are unknown" in verdict_of(late).not_checked[0].said
     figures = figures_of(tmp_path / "odd")
     for recorded, whole in (
         (0.0, 1.0),

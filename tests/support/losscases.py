@@ -138,8 +138,26 @@ class DPOTrainer:
             for model in args.models:
                 log_probs = model(args.ids, real[:, 1:], attention_mask=real)
                 sums += self._get_batch_logps(log_probs, real, [3] * len(real)).chunk(2)
-            args.loss(*sums)
+            self.strategy.backward(args.loss(*sums)[0], args.models[0], None)
             self.strategy.optimizer_step(None, args.models[0], None)
+
+
+class RewardModelTrainer:
+    """The part of OpenRLHF's trainer that scores pairs with a model that is no Actor."""
+
+    def __init__(self, loss):
+        self.model, self.loss_fn, self.strategy = Critic(), loss, strategy_with_settings()
+
+    def concatenated_inputs(self, chosen, rejected):
+        ids = torch.cat((chosen, rejected))
+        return ids, torch.ones_like(ids)
+
+    def fit(self, chosen, rejected, margin):
+        for _ in range(MICRO):
+            ids, real = self.concatenated_inputs(chosen, rejected)
+            loss = self.loss_fn(*self.model(ids, real).sum(1).chunk(2), margin)
+            self.strategy.backward(loss, self.model, None)
+            self.strategy.optimizer_step(None, self.model, None)
 
 
 def strategy_with_settings():
@@ -165,7 +183,7 @@ def stand_in_for_openrlhf(monkeypatch):
     importlib.import_module("openrlhf.models.loss")
     kinds = {
         "models.actor": Actor, "trainer.ray.ppo_actor": ActorPPOTrainer, "trainer.ray.ppo_critic": CriticPPOTrainer,
-        "trainer.dpo_trainer": DPOTrainer, "utils.deepspeed.deepspeed": DeepspeedStrategy,
+        "trainer.dpo_trainer": DPOTrainer, "trainer.rm_trainer": RewardModelTrainer, "utils.deepspeed.deepspeed": DeepspeedStrategy,
     }  # fmt: skip
     made = {f"openrlhf.{name}": type(kind.__name__, (kind,), dict(vars(kind))) for name, kind in kinds.items()}
     for name, kind in made.items():
@@ -174,12 +192,13 @@ def stand_in_for_openrlhf(monkeypatch):
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(losses, "_attached", {})
-    actor, trainer, critic, preferences, _ = made.values()
+    actor, trainer, critic, preferences, rewards, _ = made.values()
     yield SimpleNamespace(
         Actor=actor,
         Trainer=trainer,
         Critic=critic,
         Preferences=preferences,
+        Rewards=rewards,
         PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss,
     )
     for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
