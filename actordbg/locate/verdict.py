@@ -262,6 +262,8 @@ def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
     ranks = defaultdict(list)
     for rank, identity in sorted(identities.items()):
         for difference in identity.differences:
+            if isinstance(difference, str):  # of a record of before 2026-12: a sentence, which begins with the name
+                difference = ModelDifference(difference.partition(" ")[0], "", difference)
             ranks[difference].append(rank)
     findings = tuple(
         replace(difference, ranks=() if len(of) == len(identities) else tuple(of))

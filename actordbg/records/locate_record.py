@@ -54,7 +54,7 @@ SHAPE, ROUNDED, ZERO, FACTOR, VALUES, TIE, ATTRIBUTE, MODE = (
 class ModelDifference:
     """A difference of what a model is. name: of the tensor, the module or the attribute. said: for people, a whole sentence.
 
-    kind: SHAPE to MODE. factor: of a FACTOR. ranks: those that have it, () for all.
+    kind: SHAPE to MODE, "" in a record of before 2026-12. factor: of a FACTOR. ranks: those that have it, () for all.
     """
 
     name: str
@@ -68,13 +68,13 @@ class ModelDifference:
 class ModelIdentity:
     """What a rank's model is. looked_at: how many parameters, buffers, attributes and ties were compared, bit for bit.
 
-    differences: MOST at most; count: of all. unchecked: what could not be compared, and why.
+    differences: MOST at most (earlier records have sentences); count: of all. unchecked: what could not be compared, and why.
     ran: compared after the replay's last input; else when it was loaded.
     """
 
     looked_at: int = 0
     count: int = 0
-    differences: tuple[ModelDifference, ...] = ()
+    differences: tuple[ModelDifference | str, ...] = ()
     unchecked: tuple[str, ...] = ()
     rank: int = 0
     ran: bool = False

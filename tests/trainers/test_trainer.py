@@ -43,10 +43,8 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     formats = {f"actordbg/{name}.py" for name in formats}  # who writes such a file or figure
     assert others == example | dashboards | formulas | formats
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]
-    assert (
-        len(adapters) == len({place.partition(":")[0] for place in BUILT_IN.values()})
-        and max(len(text.splitlines()) for text in adapters) <= 130
-    )
+    assert len(adapters) == len({place.partition(":")[0] for place in BUILT_IN.values()})
+    assert sum(len(text.splitlines()) for text in adapters) <= 100 * len(BUILT_IN), "an adapter is small, with its losses"
 
 
 def test_few_files_outside_of_its_folder_mention_the_trainer_by_name():
