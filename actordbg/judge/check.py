@@ -5,7 +5,8 @@
     verdict.sentence       # "RIGHT: 8 dumps, a sample of 257, match the truth to bf16 rounding; not checked: ..."
 
 The replay is an ordinary one, so `report`, `compare` and `replay --resume` work on it. Under the plain backend one process
-computes the replay and then the truth, which saves a start; under other backends the truth gets a separate process.
+computes the replay and then the truth, which saves a start. Under other backends the truth gets a separate process, which has
+imported nothing of the engine; without a GPU it is a fork (`actordbg.replay.rank_launcher`).
 """
 
 from __future__ import annotations

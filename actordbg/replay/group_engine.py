@@ -36,7 +36,7 @@ from actordbg.base.errors import Conflict, GroupsLost
 from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import read_events
-from actordbg.replay.launch import WORKER_MODULE, Group, Launcher, Running, groups_of, launch
+from actordbg.replay.launch import WORKER_MODULE, Group, Launched, Launcher, Running, groups_of, launch
 
 FRUITLESS_LIMIT = 3
 """The replay stops after so many attempts of a group in a row without a result. A crash in an input is a result."""
@@ -208,6 +208,8 @@ class WarmGroups:
         if launched is not None:
             if fits and not launched.ended():
                 launched.announce(before, work)
+                return launched
+            if isinstance(launched, Launched) and not launched.ended() and launched.fork(config, before, work):
                 return launched
             launched.end()
         return self.launcher(config, group, work)

@@ -34,9 +34,9 @@ from actordbg.base.processes import GONE, DeathWatch, end_session, state_of, wai
 from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.replay.rank_launcher import NodeShare, variables
-from actordbg.replay.work_order import announce
+from actordbg.replay.work_order import WorkOrder, announce
 from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -115,13 +115,14 @@ class Running(Protocol):
 @dataclass
 class Launched(Running):
     """A group on this machine. `process`: the launcher, a session leader, or a lone worker itself (`lone`). `mark`: in the
-    environment of all its processes.
+    environment of all its processes. template: the model whose replays the launcher forks workers for, if it does.
     """
 
     process: subprocess.Popen[bytes]
     mark: str | None = None
     log: Path = Path()
     lone: bool = False
+    template: str = ""
     _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property
@@ -146,6 +147,14 @@ class Launched(Running):
             self._deaths.clear()
         announce(before, following)
 
+    def fork(self, config: ReplayConfig, before: Path, following: Path) -> bool:
+        """Let the waiting group leave, and its launcher run the order in a new process; return whether it can."""
+        if config.model != self.template or config.nproc != 1:
+            return False
+        self._deaths.clear()
+        announce(before, following, LAUNCHERS[config.backend])
+        return True
+
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
 
@@ -169,10 +178,14 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
-    share = NodeShare(group.start, len(group), port=free_port())
+    alone = LAUNCHERS[config.backend] != "python" and config.nproc == 1 and module == WORKER_MODULE
+    forks = alone and not gather_facts().gpus and WorkOrder.from_json(read_regular(work)).stay
+    share = NodeShare(group.start, len(group), port=free_port(), forks=forks)
     environment = child_environment(config, os.environ)
     given = consent.arguments(config.model)
-    return launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
+    launched = launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
+    launched.template = config.model if forks else ""
+    return launched
 
 
 def launch_share(

@@ -6,10 +6,15 @@ The arguments are the launcher to resemble, the number of ranks, and this machin
 the real launcher sets; a test compares them. The first rank that fails ends the others, and its exit code becomes ours, after a
 line in deepspeed's words (`worker_logs.status_by_launcher` parses it). Standard library only: importing torch is what makes the
 real launchers slow. Unlike `deepspeed --num_gpus`, it respects CUDA_VISIBLE_DEVICES.
+
+A launcher that `forks` imports torch and transformers itself, and nothing else that computes. Its rank is a fork of it; and when
+the rank has left, so is a process for another kind of order, such as the truth's. That process has seen nothing of DeepSpeed, and
+nothing is imported twice. Not where there is a GPU: a fork cannot use CUDA.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 POLL_S = 0.05
 PATIENCE_S = 30.0
@@ -29,7 +35,7 @@ class NodeShare:
     """The ranks of a group that a node starts: `count` of them, from `first`, numbered within the group.
 
     node, nodes: the node's number, and how many nodes the group has. address, port: the rendezvous at rank 0. worker: the number
-    of the group's rank 0 among all workers of the replay; journals are named by these numbers.
+    of the group's rank 0 among all workers of the replay; journals are named by these numbers. forks: see above.
     """
 
     first: int
@@ -39,6 +45,7 @@ class NodeShare:
     address: str = "127.0.0.1"
     port: int = 0
     worker: int = 0
+    forks: bool = False
 
     @property
     def workers(self) -> range:
@@ -49,9 +56,11 @@ class NodeShare:
 def main() -> int:
     """Start the ranks and wait for them; return the exit code of the first that failed, else 0."""
     like, nproc, text, module, *arguments = sys.argv[1:]
+    share = NodeShare(**json.loads(text))
+    if share.forks:
+        return _fork(like, share, arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _told_to_end)
-    share = NodeShare(**json.loads(text))
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for local_rank in range(share.count):
@@ -62,6 +71,32 @@ def main() -> int:
         return _wait(ranks)
     finally:
         end(ranks)
+
+
+def _fork(like: str, share: NodeShare, arguments: Sequence[str]) -> int:
+    """Run the order that the last argument names in a fork of this process, then each that is announced for another process."""
+    from actordbg.base.imports import without_collecting
+
+    with contextlib.suppress(ImportError), without_collecting("torch"):  # the rank says what is missing
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: F401
+
+        from actordbg.actor import session  # noqa: F401
+    from actordbg.replay.actor_engine import ActorEngine
+    from actordbg.replay.work_order import following_fork
+    from actordbg.replay.worker import run_worker
+
+    *options, text = arguments
+    work: Path | None = Path(text)
+    while work is not None:
+        pid = os.fork()
+        if not pid:
+            os.environ.update(variables(like, 1, share))
+            sys.argv[1:] = [*options, str(work)]
+            run_worker(ActorEngine)
+        if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            return _failed(0, pid, code)
+        like, work = following_fork(work)
+    return 0
 
 
 def variables(like: str, nproc: int, share: NodeShare, local_rank: int = 0) -> Mapping[str, str]:
@@ -97,12 +132,16 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
         for rank, process in list(left.items()):
             code = process.poll()
             if code:
-                sys.stderr.write(f"rank {rank} (pid {process.pid}) exits with return code = {code}\n")
-                return code if code > 0 else 128 - code
+                return _failed(rank, process.pid, code)
             if code == 0:
                 del left[rank]
         time.sleep(POLL_S)
     return 0
+
+
+def _failed(rank: int, pid: int, code: int) -> int:
+    sys.stderr.write(f"rank {rank} (pid {pid}) exits with return code = {code}\n")
+    return code if code > 0 else 128 - code
 
 
 def end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -1,7 +1,8 @@
 """Tell a group of workers what to do in an attempt and what comes next, in two files, each written once.
 
     store/replays/<id>/work-0-1.json      the work order; with `stay`, workers do not leave when it is done
-    store/replays/<id>/next-0-1.json      appears later: {"work": "/.../replays/<next id>/work-0-1.json"}, or null: leave
+    store/replays/<id>/next-0-1.json      appears later: {"work": "/.../replays/<next id>/work-0-1.json"}, or null: leave;
+                                          with {"fork": "python"}: leave, another process takes it, started like this
 
 The supervisor writes them, every worker of the group reads them. Each order has a separate `next` file, so nothing has to be
 cleared and nothing can be missed.
@@ -123,23 +124,37 @@ def mailbox_of(work: Path) -> Path:
     return work.with_name(work.name.replace("work-", "next-", 1))
 
 
-def announce(work: Path, following: Path | None) -> None:
-    """Give the workers that finished `work` their next order. None: they may leave."""
-    letter = {"work": None if following is None else str(following)}
+def announce(work: Path, following: Path | None, fork: str | None = None) -> None:
+    """Give the workers that finished `work` their next order. None: they may leave. fork: the launcher that a fork of their
+    launcher resembles, which takes the order instead of them.
+    """
+    letter = {"work": None if following is None else str(following), "fork": fork}
     atomic_write(mailbox_of(work), json.dumps(letter))
 
 
 def await_next(work: Path) -> Path | None:
     """Wait without a limit for the order after `work`; return None if there is none. Called by workers."""
-    mailbox = mailbox_of(work)
     while True:
         try:
-            following = strict_json(read_regular(mailbox))["work"]
+            fork, following = _announced(work)
         except FileNotFoundError:
             time.sleep(POLL_S)
             continue
-        # always in the same store, whatever the file says: the worker writes next to its order
-        return None if following is None else work.parent.parent / Path(following).parent.name / Path(following).name
+        return None if fork else following
+
+
+def following_fork(work: Path) -> tuple[str, Path | None]:
+    """Return the launcher and the order of the next fork, after its process finished `work`, and orders after it, and left."""
+    fork, following = _announced(work)
+    return (fork, following) if fork or following is None else following_fork(following)
+
+
+def _announced(work: Path) -> tuple[str, Path | None]:
+    said = strict_json(read_regular(mailbox_of(work)))
+    following = said["work"]
+    # always in the same store, whatever the file says: the worker writes next to its order
+    place = None if following is None else work.parent.parent / Path(following).parent.name / Path(following).name
+    return said.get("fork") or "", place
 
 
 LANE = "lane"

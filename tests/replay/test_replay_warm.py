@@ -3,15 +3,21 @@
 import os
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-from supervised import Bench, fake_launcher, make_spec, statuses
+from replaycases import publish
+from supervised import Bench, booted, fake_launcher, make_spec, spec_of, statuses
 
 from actordbg.actor.sharing import reopens
+from actordbg.base.processes import read_stat
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import read_events
 from actordbg.replay.group_engine import WarmGroups
-from actordbg.replay.launch import Launched
+from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.supervise import run_replay
+from actordbg.store.layout import Store
 
 
 class WarmBench(Bench):
@@ -120,3 +126,22 @@ def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_i
     assert statuses(second) == {f"d{n}": "crashed" if n == 3 else "passed" for n in range(5)} and len(bench.sessions) == 2
     plain = [bench.run(make_spec(4, nproc=2), {"d1": "kill"}) for _ in range(2)]  # each rank for itself
     assert [one.counts for one in plain] == [{"passed": 3, "crashed": 1}] * 2 and len(bench.sessions) == 2 + 3 + 1
+
+
+@pytest.mark.slow
+def test_a_truth_after_an_engines_replay_is_a_fork_of_the_launcher_and_the_next_engine_another(store: Store):
+    started: list[Any] = []
+
+    def counted(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        started.append(launch(config, group, work))
+        return started[-1]
+
+    inputs, engine = publish(store, 1, length=12), {"backend": "deepspeed"}
+    with WarmGroups(counted, reopen=True) as warm:
+        outcomes = [run_replay(store, spec_of(inputs, **how), warm=warm) for how in (engine, {"truth": "fp32"}, engine)]
+        pids = [booted(outcome.folder) for outcome in outcomes]
+        last = read_stat(pids[-1])
+    assert all(outcome.all_passed for outcome in outcomes) and outcomes[1].resolved["oracle"] == "fp32"
+    assert len({*pids, started[0].session}) == 4
+    assert len(started) == 1 and last is not None and last.session == started[0].session
+    assert started[0].ended() and started[0].process.returncode == 0, "told to leave, it leaves"

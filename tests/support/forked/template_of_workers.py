@@ -10,9 +10,10 @@ import os
 import sys
 
 MODULES = (
-    "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
-    "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
-    "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest", "torch.distributed.run",
+    "actordbg.reduce.trial_host", "actordbg.replay.rank_launcher", "actordbg.replay.worker", "actordbg.steps.step_engine",
+    "actordbg.campaign.train_engine", "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl",
+    "deepspeed.launcher.launch", "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
+    "torch.distributed.run",
 )  # fmt: skip
 OWN = (
     "actordbg.causes.in_worker", "actordbg.cli.replay", "actordbg.judge.check", "actordbg.laws.law_run", "actordbg.locate.locate_run",
