@@ -38,7 +38,8 @@ from actordbg.judge.replay_findings import CODE, Judged
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
-from actordbg.locate.verdict import PLACES, LocalVerdict, verdict_of
+from actordbg.locate.rules import PLACES
+from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.recorded.lint import LintFindings, with_lint
 from actordbg.records.comparison_record import (
     MISMATCH,

@@ -25,7 +25,7 @@ from actordbg.judge.replay_findings import RANKS
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
 from actordbg.laws.rules import RULES
-from actordbg.locate.verdict import OPERATION, PLACES, SAME_MODEL
+from actordbg.locate.rules import OPERATION, PLACES, SAME_MODEL
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, RECORDED, TRUTH, ComparisonRecord
 from actordbg.records.finding import ISOLATION, KEPT, Finding, Rule, unchecked_in_brief
 from actordbg.records.replay_record import WITHIN_ROUNDING, answers_of

@@ -21,7 +21,8 @@ from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
 from actordbg.judge.replay_findings import BORDERS, CODE, FLAT, LAWS, NO_TOY, Judged, beyond
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.locate.verdict import EAGER, KERNEL, unlocated
+from actordbg.locate.rules import EAGER, KERNEL
+from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import (
     GRADIENTS,
     MISMATCH,

@@ -39,7 +39,7 @@ from actordbg.base.units import first_line
 from actordbg.compare.comparing import tokens_outside
 from actordbg.config.replay_config import TINY
 from actordbg.judge.check import CheckedReplay
-from actordbg.locate.verdict import OPERATION, PLACES
+from actordbg.locate.rules import OPERATION, PLACES
 from actordbg.records.comparison_record import MISMATCH
 from actordbg.records.finding import Finding, Rule, any_layer
 from actordbg.records.journal import Journal, read_events

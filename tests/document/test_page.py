@@ -16,7 +16,7 @@ from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
 from actordbg.judge.replay_findings import LEAKS, RANKS
 from actordbg.laws.rules import RULES as LAW_RULES
-from actordbg.locate.verdict import EAGER, FORMULA, KERNEL, SAME_MODEL
+from actordbg.locate.rules import EAGER, FORMULA, KERNEL, SAME_MODEL
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.recorded.turns import RULES as TURN_RULES
 from actordbg.recorded.weight_ladder import RULES as WEIGHT_RULES

@@ -38,7 +38,7 @@ from actordbg.judge.check import run_check
 from actordbg.judge.explanation import WHAT, WHERE, explain
 from actordbg.judge.replay_findings import RANKS, RUNS
 from actordbg.laws.rules import RULES as LAWS
-from actordbg.locate.verdict import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL
+from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL
 from actordbg.recorded.lint import LintFindings
 from actordbg.recorded.recorded_laws import LAWS as RECORDED_LAWS
 from actordbg.records.comparison_record import TRUTH
