@@ -46,10 +46,10 @@ def test_memory_that_is_kept_is_returned_afterwards():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    size, before = 2**27, resident()
+    size = 2**27
     with gradients.keeping_memory():
         for _ in range(2):
             block = torch.ones(size, dtype=torch.uint8)
             del block
-        assert resident() - before > 0.9 * size
-    assert resident() - before < 0.1 * size
+        kept = resident()
+    assert kept - resident() > 0.9 * size  # against what earlier tests left, either may be smaller
