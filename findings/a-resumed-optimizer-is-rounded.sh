@@ -4,7 +4,7 @@
 # Surprise: a state of fp32 becomes bf16 while it is loaded, without a word; saved again, the file is bf16 for good. After it, at beta2 0.999, the
 #   second moment stands still: its decay of 0.1 % is below bf16's rounding of 0.4 %.
 # Guess: what was saved is what is there after loading; or a state of another dtype is an error.
-# Versions: torch 2.13.0, CPU. Seen 2026-11-29: fp32 moments saved, bf16 after loading into bf16 weights; after 500 steps of a gradient 100
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU. Seen 2026-11-29: fp32 moments saved, bf16 after loading into bf16 weights; after 500 steps of a gradient 100
 #   times smaller the second moment is 0.65 of the first one in fp32, 1.00 in bf16.
 # Source: torch/optim/optimizer.py, `Optimizer._process_value_according_to_param_policy`: a floating state is cast to its parameter's dtype.
 # For RLHF: a policy trained in fp32 and resumed with a checkpoint's own bf16 (transformers 5 loads it so) continues with Adam frozen at the scale

@@ -5,7 +5,7 @@
 #   log-probs 0.02 nats apart from the unsharded model; with cast_forward_inputs=False they are its log-probs, bit for bit. A loss
 #   inside such a module gets old log-probs and advantages in bf16 too: a ratio of 1 becomes 1.06.
 # Guess: `param_dtype` is the dtype of the parameters; sharding over one rank changes no bit of a model that is in that dtype already.
-# Versions: torch 2.13.0, transformers 5.15.0, CPU, one process, 8 layers of random weights. Seen 2026-11-29: 0.025 nats at
+# Versions: torch 2.13.0 (here) and 2.14.1, transformers 5.15.0, CPU, one process, 8 layers of random weights. Seen 2026-11-29: 0.025 nats at
 #   most, 0 without the cast; a ratio of 1.06 among log-probs of down to -21 nats, 1 without the cast.
 # Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py, `_pre_forward`: with `cast_forward_inputs`, on unless set, floating-point
 #   arguments become `param_dtype`.

@@ -4,7 +4,7 @@
 # Surprise: after one gradient of 100 and 3,000 of 1, the second moment of a bf16 weight is bit for bit what it was after the first step,
 #   so its updates are 2.6 times smaller than those of fp32, for good. The fused AdamW does the same.
 # Guess: bf16 costs 0.4 % of the moment, and it decays at the rate of beta2.
-# Versions: torch 2.13.0, CPU, AdamW with beta2 0.999 (the default), plain and fused. Seen 2026-11-28: 10.0 after the first step and after all;
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU, AdamW with beta2 0.999 (the default), plain and fused. Seen 2026-11-28: 10.0 after the first step and after all;
 #   fp32 1.45. With beta2 0.95 bf16 decays, to 1.05 (plain) and 1.08 (fused), where fp32 has 1.0.
 # Source: torch/optim/adam.py: a moment has its parameter's dtype, also where the fused kernel computes in fp32. What decays in a step, 0.1 %,
 #   is less than half of bf16's last place (0.2 to 0.4 %), so rounding gives the old number back.

@@ -4,7 +4,7 @@
 # Surprise: `from_pretrained(dtype=bfloat16)` leaves some parameters in fp32 (`_keep_in_fp32_modules_strict`: ERNIE 4.5's router and its
 #   correction bias). `deepspeed.initialize` with bf16 casts each of them, without a word. A layer that FSDP2 shards raises an error instead.
 # Guess: a model that is in bf16 already stays as it was loaded.
-# Versions: transformers 5.15.0, deepspeed 0.19.6, torch 2.13.0, CPU, one process. Seen 2026-11-30: the router in float32, then in bfloat16;
+# Versions: transformers 5.15.0, deepspeed 0.19.6 (here) and 0.19.8, torch 2.13.0, CPU, one process. Seen 2026-11-30: the router in float32, then in bfloat16;
 #   of 2,048 tokens of a random ERNIE 4.5 (64 experts, 6 chosen) 1.0 % get other experts in the first layer.
 # Source: deepspeed/runtime/engine.py, `_configure_distributed_model`; torch/distributed/fsdp, "uniform original parameter dtype".
 # For RLHF: the trainer routes otherwise than an engine that keeps the router, before any update. `check --backend deepspeed` names each

@@ -4,7 +4,7 @@
 # Surprise: an optimizer step within a `torch.autocast` block moves the fp32 weights, and the next forward does not see it: the log-probs
 #   are bit for bit those of before, for every step of the block.
 # Guess: autocast casts the weights in each forward, or notices that they changed (they carry a version counter).
-# Versions: torch 2.13.0, CPU, bf16. Seen 2026-11-28, losses of four steps: 1.4747 in each; 1.47 to 0.27 with cache_enabled=False, and with a
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU, bf16. Seen 2026-11-28, losses of four steps: 1.4747 in each; 1.47 to 0.27 with cache_enabled=False, and with a
 #   block for each forward. The gradients are those of the old weights too.
 # Source: aten/src/ATen/autocast_mode.cpp, `cached_cast`: leaves that require gradients are cast once, and the copy is kept until the outermost
 #   block ends. A no_grad forward (the old log-probs) fills the cache too.

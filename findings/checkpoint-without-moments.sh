@@ -4,7 +4,7 @@
 # Surprise: saving optimizer.state_dict() and loading it into a new optimizer's state_dict() succeeds, sets the learning rate of the
 #   checkpoint, and restores no moment and no step count. Adam begins anew, with the schedule's late learning rate.
 # Guess: what was saved is restored, or the missing part is an error.
-# Versions: torch 2.13.0, CPU. Seen 2026-11-28: learning rate 0.001 restored (the new one had 0.05), 0 of 2 parameters have moments; the
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU. Seen 2026-11-28: learning rate 0.001 restored (the new one had 0.05), 0 of 2 parameters have moments; the
 #   files on disk hold all of them.
 # Source: torch/distributed/checkpoint/default_planner.py, `create_default_local_load_plan`: what to read is taken from the keys of the
 #   state that is loaded into; a new optimizer has none. The way that works: `get_optimizer_state_dict` of checkpoint/state_dict.py.

@@ -4,7 +4,7 @@
 # Surprise: in version 5, Adam moves each expert in each step: those without a token get a gradient of 0 (not none), and go on by their
 #   momentum, by two thirds of the learning rate in the next step and half in the one after. In version 4 they rest.
 # Guess: what no token used is not touched; the same checkpoint, data and optimizer give the same update in both versions.
-# Versions: transformers 4.57.6 and 5.15.0, torch 2.13.0, CPU, Mixtral with 8 experts, one for each token. Seen 2026-11-28, a step in which one
+# Versions: transformers 4.57.6, 5.15.0 and, elsewhere, 5.24.0, torch 2.13.0, CPU, Mixtral with 8 experts, one for each token. Seen 2026-11-28, a step in which one
 #   expert is used, after one in which all are: the others move by 0 (version 4) and 0.67 (version 5) of the learning rate.
 # Source: transformers/models/mixtral/modeling_mixtral.py: `MixtralExperts` has the weights of all experts as one 3-dimensional parameter, where
 #   version 4 had a ModuleList, whose unused members had no gradient, which torch's optimizers pass over.

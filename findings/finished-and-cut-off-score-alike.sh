@@ -4,7 +4,7 @@
 # Surprise: the score is taken at the last id that is not the padding's, whatever the attention mask says. Where both tokens are one, that of
 #   a finished answer is taken before its end. With a padding token of its own the end counts, and the scores are 0.13 apart.
 # Guess: the score is that of the last token of the attention mask, which for a finished answer is its end.
-# Versions: transformers 5.15.0, torch 2.13.0, CPU, fp32, a random Llama. Seen 2026-11-29: apart by 0 (one token for both), 0.129 (two).
+# Versions: transformers 5.15.0 (here) and 5.24.0, torch 2.13.0, CPU, fp32, a random Llama. Seen 2026-11-29: apart by 0 (one token for both), 0.129 (two).
 # Source: transformers/modeling_layers.py, `GenericForSequenceClassification.forward`: the rightmost position with another id than pad_token_id.
 # For RLHF: many tokenizers without a padding token are given their end's. The reward model then cannot tell whether an answer ended, and
 #   a policy that never ends loses nothing: lengths grow to the limit while rewards stay. Trained so and served with another padding token, it

@@ -6,6 +6,7 @@
 #   of its own shard, as a plain number, without a word. `w.std().item()` communicates, and is the whole's.
 # Guess: a row of the own shard is local, and a reduction to a number is that of the whole parameter.
 # Versions: torch 2.13.0, CPU, two ranks by torch's own process group for tests (rank 1 alone runs, nothing can wait). Seen 2026-11-28.
+#   torch 2.14.1: the same, but `bool(w.isnan().any())` is a collective, so a check on one rank alone waits for the others.
 # Source: torch/distributed/tensor/_ops/_tensor_ops.py, the strategies of select and slice, which unshard the dimension that is indexed;
 #   _math_ops.py: reductions give a Partial placement, and `item()` reads the local tensor of it.
 # For RLHF: a hook or a logger that looks at "one element" on rank 0 only waits for ranks that never come. A NaN check or a norm that

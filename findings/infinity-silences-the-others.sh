@@ -4,7 +4,7 @@
 # Surprise: the norm is inf, so the factor is max_norm / inf = 0: every finite element becomes 0, the infinite one NaN. AdamW then moves all
 #   other weights by what earlier steps left, 0.77 of the learning rate here, and nothing raises.
 # Guess: clipping scales the infinite part away, or everything becomes NaN and the next loss shows it.
-# Versions: torch 2.13.0, CPU. Seen 2026-11-29: norm inf, largest other gradient 0, one NaN; an update of 0.77 of the learning rate after two
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU. Seen 2026-11-29: norm inf, largest other gradient 0, one NaN; an update of 0.77 of the learning rate after two
 #   equal steps, without a gradient.
 # Source: torch/nn/utils/clip_grad.py, `_clip_grads_with_norm_`: the factor is clamped from above only, and multiplies every gradient.
 # For RLHF: a log-prob of -inf gives such an element. The log has an infinite norm at one step; its rows trained nothing, and one weight is NaN.

@@ -4,7 +4,7 @@
 # Surprise: `get_optimizer_state_dict` and `get_state_dict` of torch.distributed.checkpoint, called before training, leave a step count of
 #   1 and moments of 0 behind. Adam's first update is then 0.74 of the learning rate where it is 1.00; the fifth is still 4 % below.
 # Guess: a function that begins with "get" changes nothing; a new optimizer has an empty state.
-# Versions: torch 2.13.0, CPU, AdamW, constant gradient. Seen 2026-11-28: 0.744, 0.858, 0.910, 0.939, 0.957 of the learning rate; 1.000 each
+# Versions: torch 2.13.0 (here) and 2.14.1, CPU, AdamW, constant gradient. Seen 2026-11-28: 0.744, 0.858, 0.910, 0.939, 0.957 of the learning rate; 1.000 each
 #   without the call. SGD with momentum is not changed.
 # Source: torch/distributed/checkpoint/state_dict.py, `_init_optim_state`: to have keys to load into, it steps once with gradients of 0 and
 #   a learning rate of 0. The weights stay; the count of Adam's bias correction does not.

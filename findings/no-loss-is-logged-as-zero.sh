@@ -4,7 +4,7 @@
 # Surprise: with `logging_steps=1` each loss after the first NaN is logged as 0.0; with 4, the interval with the NaN has a plausible loss. Only
 #   the norm says NaN. `logging_nan_inf_filter`, on as it comes, does it; the weights are NaN all the same.
 # Guess: a NaN shows in the log as NaN, or the filter leaves such a step out of the log.
-# Versions: transformers 5.15.0, accelerate 1.15.0, torch 2.13.0, CPU. Seen 2026-11-29, NaN from step 4 on: losses 3.9, 3.9, 3.9, 0.0, 0.0,
+# Versions: transformers 5.15.0 (here) and 5.24.0, accelerate 1.15.0, torch 2.13.0, CPU. Seen 2026-11-29, NaN from step 4 on: losses 3.9, 3.9, 3.9, 0.0, 0.0,
 #   0.0, 0.0, 0.0 logged by ones; 3.6, 0.0 by fours; with the filter off nan from the first one.
 # Source: transformers/trainer.py, `Trainer._run_epoch`: a NaN loss adds the mean of the interval so far.
 # For RLHF: a log-prob of -inf or a group without tokens breaks a GRPO run whose loss is near 0 anyhow: nothing in its curve changes. Set

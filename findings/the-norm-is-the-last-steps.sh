@@ -4,7 +4,7 @@
 # Surprise: after `engine.backward(loss)` the call returns what the previous step had, None in the first. Under ZeRO 0 in fp32 it is None
 #   for ever, with gradient clipping configured too, which is applied.
 # Guess: the norm of the gradients that are there, as torch's `get_total_norm` gives it; and the same under each stage.
-# Versions: deepspeed 0.19.6, torch 2.13.0, CPU, one process. Seen 2026-11-28 for two steps, before and after `step`:
+# Versions: deepspeed 0.19.6 (here) and 0.19.8, torch 2.13.0, CPU, one process. Seen 2026-11-28 for two steps, before and after `step`:
 #   None 7.12, 7.12 7.11 under ZeRO 1, 2 and 3, and under ZeRO 0 in bf16; None throughout under ZeRO 0 in fp32.
 # Source: deepspeed/runtime/engine.py, `_take_model_step` copies the optimizer's `_global_grad_norm` if it has one: a plain torch optimizer,
 #   which fp32 at stage 0 keeps, has none.

@@ -45,6 +45,7 @@ EARLIER_S = 60.0
 SAY_AFTER_S = 10.0
 """Seconds until the user is told that a place is not ready, and between further checks."""
 _ANOTHER = "`ray start --head` starts one; or pass --address HOST:PORT"
+_TOKEN = "if the cluster asks for a token, set RAY_AUTH_MODE=token"
 WHO_HOLDS = "`ray status` says what others hold, `ray list placement-groups` who"
 
 
@@ -234,7 +235,8 @@ def join_cluster(address: str | None, title: str, **options: Any) -> Any:
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         where = "on this machine" if address == "auto" else f"at {address}"
         why = reason_of(error).split(". ")[0]
-        raise LaunchProblem(f"no Ray cluster answers {where}: {why}", hint=_ANOTHER) from None
+        hint = _ANOTHER if os.environ.get("RAY_AUTH_MODE") == "token" else f"{_TOKEN}; {_ANOTHER}"  # Ray's error names no token
+        raise LaunchProblem(f"cannot join a Ray cluster {where}: {why}", hint=hint) from None
     return ray
 
 

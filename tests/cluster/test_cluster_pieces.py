@@ -21,7 +21,7 @@ from supervised import Bench, fake_launcher, make_spec, statuses
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.campaign.runner import CellRunners
 from actordbg.cli.replay_options import StopOptions
-from actordbg.cluster import group_place, node_host, node_store
+from actordbg.cluster import group_place, node_host, node_store, ray_engine
 from actordbg.cluster.group_place import GroupPlace, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
@@ -236,6 +236,19 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(LaunchProblem, match="something other than Ray listens there"):
             require_answer(f"127.0.0.1:{server.server_port}")
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_a_cluster_that_cannot_be_joined_may_ask_for_a_token(monkeypatch, mode):
+    def refuses(**_):
+        raise ConnectionError("Failed to connect to Ray cluster")  # all that Ray's Python says of a token that it did not send
+
+    monkeypatch.setattr("ray.init", refuses)
+    monkeypatch.setattr(ray_engine, "require_answer", lambda address: None)
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(LaunchProblem, match="cannot join a Ray cluster at 10") as told:
+        ray_engine.join_cluster("10.0.0.7:6379", "a test")
+    assert ("set RAY_AUTH_MODE=token" in told.value.hint) == (mode == "disabled")
 
 
 def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch):

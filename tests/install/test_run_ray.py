@@ -30,6 +30,7 @@ QUIET = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_AUTH_MODE": "disabled",  # Ray 2.60 would write a token into the home folder
     "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "200",  # on a loaded machine
 }
 DRIVER = """
