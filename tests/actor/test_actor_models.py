@@ -42,7 +42,7 @@ def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_anot
 
 
 @pytest.mark.parametrize(
-    ("config", "shorter"),
+    "config, shorter",
     [
         ({"num_hidden_layers": 3}, {"num_hidden_layers": 2}),
         ({"n_layer": 12, "n_head": 4}, {"n_layer": 2, "n_head": 4}),

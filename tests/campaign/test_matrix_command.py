@@ -185,7 +185,7 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench):
     assert f"0: {record.cells[0].replay_id}, 1: {record.cells[1].replay_id} (gone)" in text
 
 
-@pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
+@pytest.mark.parametrize("action, status, signature", [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
 def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_named(bench, action, status, signature):
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
     assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
@@ -314,7 +314,7 @@ RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "
 
 
 @pytest.mark.parametrize(
-    ("last", "about", "good", "word", "said"),
+    "last, about, good, word, said",
     [
         ({}, {}, True, "RIGHT", ": 4 passed"),
         ({"status": "not run", "verdict": None}, {"status": "running"}, False, "NOT CHECKED",

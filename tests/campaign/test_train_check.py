@@ -167,7 +167,7 @@ def lost_replays(left, begun):
     return replayed
 
 
-@pytest.mark.parametrize(("most", "times"), [(0, 1), (2, 2), (-1, 5)])
+@pytest.mark.parametrize("most, times", [(0, 1), (2, 2), (-1, 5)])
 def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_it_may(store, tmp_path, monkeypatch, most, times):
     """`--max-failures` 0, n and -1: with 0, the command ends at the first loss, and `--resume` continues."""
     inputs, base, begun = publish(store, 2, length=24), ReplayConfig(dtype="fp32"), []
@@ -184,7 +184,7 @@ def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_
     assert [step.loss for step in cell.steps] == [*range(times, 0, -1), *[0] * (8 - times)]
 
 
-@pytest.mark.parametrize(("deaths", "engine"), [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
+@pytest.mark.parametrize("deaths, engine", [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
 def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_open(
     store, tmp_path, monkeypatch, deaths, engine
 ):

@@ -78,7 +78,7 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    "name, text, said",
     [
         ("a.py", "print(1)", "is not a data set"),
         ("a.pkl", "", "is not a data set"),

@@ -149,7 +149,7 @@ def verdict_of(record):
 
 
 @pytest.mark.parametrize(
-    ("also", "word", "agree"),
+    "also, word, agree",
     [(IMPOSSIBLE, RIGHT, "1 of 2"), (OPEN, UNCHECKED, "1 of 2"), (BROKEN, FAILED, "1 of 2"), (TRAINED, RIGHT, "2 of 2")],
 )
 def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also, word, agree):
@@ -177,7 +177,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     ]
 
 
-@pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
+@pytest.mark.parametrize("given, taken", [("--steps 5", 8), ("--max-inputs 24", 24)])
 def test_as_many_inputs_are_taken_as_the_steps_take_twice(store, given, taken):
     publish(store, 30)
     told = json.loads(invoke(store, f"--dry-run --json {given}").stdout)

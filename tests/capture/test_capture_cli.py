@@ -197,7 +197,7 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     assert first["processes"] == [] and seen["processes"][0]["calls"] == 5
 
 
-@pytest.mark.parametrize(("earlier", "following"), [(2, "actordbg lint"), (0, "actordbg dump enable")])
+@pytest.mark.parametrize("earlier, following", [(2, "actordbg lint"), (0, "actordbg dump enable")])
 def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, monkeypatch, earlier, following):
     monkeypatch.setattr(output, "wanted", output.OutputOptions())  # another command's may have a store
     answer = {key: [] for key in ("processes", "jobs", "rings", "damaged_switches")} | {"control": None, "enabled": False}

@@ -213,7 +213,7 @@ def fill(folder):
 
 
 @pytest.mark.parametrize(
-    ("ring", "first", "way"),
+    "ring, first, way",
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
 def test_a_full_disk_does_not_make_the_books_old(small_disk, ring, first, way, caplog, monkeypatch):

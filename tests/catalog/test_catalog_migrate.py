@@ -207,7 +207,7 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store):
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"),
+    "kind, mode",
     [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")],
 )
 def test_the_journal_suits_the_file_system(tmp_path, monkeypatch, kind, mode):

@@ -96,7 +96,7 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(store):
 
 
 @pytest.mark.parametrize(
-    ("options", "inputs"),
+    "options, inputs",
     [(("--lf",), 1), (("--diverse", "4", "--where", "rank<2"), 4)],
 )
 def test_a_replay_takes_a_selection_by_name(twelve, options, inputs):

@@ -48,7 +48,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "others", "word", "said"),
+    "name, others, word, said",
     first_or_all(
         [
             ("updated-cool", True, "WRONG", "temperature"),

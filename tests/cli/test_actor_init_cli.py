@@ -38,7 +38,7 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    "words, code, said",
     [
         (("--backend", "deepspeed", "--zero-stage", "1", "--deepcompile"), 3, "DeepCompile runs on CUDA only"),
         (("--num-layers", "9"), 2, "the model has 2 layers"),  # an error in the worker keeps its exit code

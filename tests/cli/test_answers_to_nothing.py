@@ -49,7 +49,7 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
     assert run(store, *words)[0] == WhereError.exit_code == 2 and not store.catalog_path.exists()
 
 
-@pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
+@pytest.mark.parametrize("typed, advice", [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
 def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
     store = sixty if typed else Store(tmp_path / "store").create()
     nothing = tried(store, "replay --dry-run", *typed).exception
@@ -58,7 +58,7 @@ def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    "line, code, said",
     [
         ("train-check --show= --dry-run", 2, "training check"),  # without a name it is none, and starts no new one
         ("train-check --resume= --dry-run", 2, "training check"),
@@ -79,7 +79,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
 
 
 @pytest.mark.parametrize(
-    ("line", "code"),
+    "line, code",
     [
         ("--store /nowhere replay --json", "store"),
         ("--store /etc/passwd dump ls --json", "store"),

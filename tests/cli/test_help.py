@@ -59,7 +59,7 @@ def test_at_most_sixteen_entries_at_the_top_name_every_command_of_one_word_and_e
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    "typed, meant",
     [
         ("measure noise", "actordbg noise"),
         ("fsck", "actordbg store fsck"),
@@ -79,7 +79,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(store):
     assert json.loads(done.stdout)["error"]["message"].endswith("Did you mean '--max-inputs'?")
 
 
-@pytest.mark.parametrize(("name", "beginning"), [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
+@pytest.mark.parametrize("name, beginning", [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
 def test_output_is_written_as_the_suffix_says(store, tmp_path, name, beginning):
     invoke(store, "dump create --count", 60, "--seq-len", 8)
     invoke(store, "dump ls -o", tmp_path / name, "-o", tmp_path / "again.json")
@@ -130,7 +130,7 @@ def test_settings_that_make_no_sense_together_are_refused_with_a_hint(store):
         assert hint in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize(("colorless", "terminal"), [("", True), ("1", True), ("", False)])
+@pytest.mark.parametrize("colorless, terminal", [("", True), ("1", True), ("", False)])
 def test_verdicts_have_their_color_in_a_terminal_alone(monkeypatch, capsys, colorless, terminal):
     monkeypatch.setenv("NO_COLOR", colorless)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)

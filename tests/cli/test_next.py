@@ -144,7 +144,7 @@ FIRST = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "fault"),
+    "first, fault",
     [
         (first, fault)
         for at, first in enumerate(FIRST)

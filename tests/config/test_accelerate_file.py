@@ -29,7 +29,7 @@ def changed(section, **values):
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "unused"),
+    "config, settings, unused",
     [
         (FSDP2, SETTINGS, []),
         (changed("fsdp_config", fsdp_version=1), SETTINGS, ["fsdp_config.fsdp_version 1"]),
@@ -52,7 +52,7 @@ def test_a_config_gives_settings_and_what_is_not_used_is_named(config, settings,
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "words"),
+    "config, error, words",
     [
         (json.dumps(FSDP2 | {"num_machines": 4}), Unsupported, "the mapping is for 4 machines"),
         (json.dumps(FSDP2 | {"mixed_precision": "fp8"}), Unsupported, "cannot run in mixed_precision fp8"),

@@ -47,7 +47,7 @@ def test_dtypes_have_openrlhfs_short_names():
 
 
 @pytest.mark.parametrize(
-    ("fields", "names"),
+    "fields, names",
     [
         ({"dtype": "int8"}, "--dtype int8"),
         ({"zero_stage": 2}, "--zero-stage"),

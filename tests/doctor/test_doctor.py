@@ -230,7 +230,7 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
 
 
 @pytest.mark.parametrize(
-    ("module", "text", "status", "told"),
+    "module, text, status, told",
     [
         ("openrlhf.models.actor", CATCHES, "bad", ("No module named 'einops'", "actor.py:2", "pip install einops==0.8.2")),
         ("openrlhf.models.actor", "from transformers import gone\n", "bad", ("transformers==5.15.0",)),

@@ -85,7 +85,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_
     assert way == "/" or isinstance(done.exception, ActordbgError | OSError), done.output
 
 
-@pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
+@pytest.mark.parametrize("field, words", [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
 def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path):
     inputs = publish(store, 1, length=16)
     write_replay(store, MINE, inputs)
@@ -174,7 +174,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatc
     assert replaced[5] != 5, "under the mask, and no padding"
 
 
-@pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
+@pytest.mark.parametrize("dtype, model", [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
 def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype, model, store, tmp_path):
     """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
     ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)

@@ -250,7 +250,7 @@ def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act):
 
 
 @pytest.mark.parametrize(
-    ("limits", "data", "said"),
+    "limits, data, said",
     [
         (Limits(cpu_seconds=0.004), b"\x80\x04]" + b"K\x01a" * (MAX_OPCODES // 2 - 10) + b".", "CPU time"),
         (Limits(memory_bytes=96 * 2**20), bytes(128 * 2**20), "memory"),

@@ -91,7 +91,7 @@ def one_input(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "plain"])
-@pytest.mark.parametrize(("fault", "said"), [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
+@pytest.mark.parametrize("fault, said", [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
 def test_a_fault_is_found_and_its_input_is_written(engine, fault, said, tmp_path):
     """A copy of the runner beside a broken parser: both engines find it, end with 1, and say how to run it again."""
     for name in ("run.py", "fuzzing.py"):

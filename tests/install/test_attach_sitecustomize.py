@@ -106,7 +106,7 @@ print(before, Actor().forward(1))
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    "hook, said",
     [
         ("import no_such_module_at_all", "pip install no_such_module_at_all"),
         ("raise SystemExit(7)", "SystemExit: 7"),
@@ -130,7 +130,7 @@ def test_what_a_signal_handler_of_the_program_raises_passes(light, error):
 
 
 @pytest.mark.parametrize(
-    ("changed", "installed"),
+    "changed, installed",
     [
         ({}, True),
         ({"ACTORDBG_DISABLE": "1"}, False),

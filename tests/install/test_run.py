@@ -87,7 +87,7 @@ def test_an_interrupted_job_is_switched_off(store):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    "words, code, said",
     [
         (["no-such-program"], 4, "there is no program no-such-program"),
         (["--run", "a/b", "true"], 2, "is not a valid run name"),

@@ -139,7 +139,7 @@ def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):
     assert answer.next == "actordbg compare r-01 recorded"
 
 
-@pytest.mark.parametrize(("asked", "following"), [({}, "actordbg matrix"), ({"packing": True}, "")])
+@pytest.mark.parametrize("asked, following", [({}, "actordbg matrix"), ({"packing": True}, "")])
 def test_a_right_check_leads_to_a_matrix_unless_that_led_to_it(store, asked, following):
     """A run that was packed, or a machine with flash attention, is the usual configuration there, and nobody chose it."""
     for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
@@ -166,7 +166,7 @@ def test_a_truth_that_cannot_be_computed_says_why(store, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("log_prob", "entropy", "outputs", "word", "said"),
+    "log_prob, entropy, outputs, word, said",
     [
         (1.5, 0.0, "known", "WRONG", "in 1 of 2 dumps the run's outputs are not what its model gives in fp32: log-probs by up to 1.5 nats"),
         (1.5, 0.0, True, "NOT CHECKED", "recorded outputs; 2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "

@@ -45,7 +45,7 @@ def of_a_colleague(store, folder, *replays, comparisons=()):
 
 
 @pytest.mark.forked
-@pytest.mark.parametrize(("of_replay", "of_truth", "word"), first_or_all([(1.2, 1.2, "WRONG"), (0.0, 1.2, "RIGHT")]))
+@pytest.mark.parametrize("of_replay, of_truth, word", first_or_all([(1.2, 1.2, "WRONG"), (0.0, 1.2, "RIGHT")]))
 def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one(
     store, tmp_path, monkeypatch, of_replay, of_truth, word
 ):

@@ -46,14 +46,14 @@ def reported(store, line="", *words):
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    "names, chosen",
     [((), ["r1"]), (("last",), ["r1"]), (("r2", "r1", "last"), ["r2", "r1"]), (("all",), ["r1", "r2"])],
 )
 def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(replayed, names, chosen):
     assert [data.spec.replay_id for data in load(replayed, names).replays] == chosen
 
 
-@pytest.mark.parametrize(("align", "repeated"), [("shuffle", False), ("rank", False), ("same", True)])
+@pytest.mark.parametrize("align, repeated", [("shuffle", False), ("rank", False), ("same", True)])
 def test_a_failed_input_is_repeated_without_what_needs_the_others(store, align, repeated):
     failed = result(1, status="failed", error="boom", signature="ValueError: boom")
     made = replay([given(i, 300) for i in range(2)], [result(0), failed], backend="deepspeed")

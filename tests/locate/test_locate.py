@@ -55,7 +55,7 @@ def test_ranks_that_compute_together_stay_in_step_are_judged_alike_and_the_one_t
 
 
 @pytest.mark.parametrize(
-    ("fault", "part", "said", "dumps"),
+    "fault, part, said, dumps",
     first_or_all(
         [
             (brokenactor.EPSILON_AT_THE_FIRST_CALL, 0, "model.layers.1.input_layernorm.variance_epsilon is 0.001", 1),

@@ -236,7 +236,7 @@ def test_of_several_runs_in_a_database_one_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begins", "named"),
+    "begins, named",
     [
         (b"PAR1\x15\x04", "Parquet"), (b"PK\x03\x04", "zip"), (b"\x80\x04\x95", "pickle"), (b":W&B\xe1\xbe\x01", "W&B"),
         (b"\xff\xfel\0", "UTF-16"), (b"\0" * 64, "binary"), (b"SQLite format 3\0", "SQLite"),
@@ -453,7 +453,7 @@ def noise(count, scale):
 
 
 @pytest.mark.parametrize(
-    ("values", "word"),
+    "values, word",
     [
         ([5 - 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "falls"),
         ([3 + 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "rises"),

@@ -37,7 +37,7 @@ def series(leak, steps=40, noise=0, base=50 * MB):
     return [sample(None, 5 * MB), *(one for at in quiet for one in (at, replace(at, uss=(at.uss or 0) + 90 * MB)))]
 
 
-@pytest.mark.parametrize(("leak", "noise"), [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
+@pytest.mark.parametrize("leak, noise", [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
 def test_growth_is_told_from_scatter_and_from_what_a_step_borrows(leak, noise):
     growth = figures(series(leak, noise=noise))[0].sizes["uss"].growth
     assert growth is not None and growth.grows and growth.low <= leak <= growth.high
@@ -139,7 +139,7 @@ def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(s
 
 
 @pytest.mark.parametrize(
-    ("typed", "says"),
+    "typed, says",
     [
         ("", "needs one of"), ("--pid 1 --run x", "needs one of"), ("--run x", "no process of run x"),
         ("--pid 4194304", "no process 4194304"), ("--pid 1 --ray", "needs one of"),

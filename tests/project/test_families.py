@@ -72,7 +72,7 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("own", "small"),
+    "own, small",
     [
         pytest.param({"layer_types": ["a", "a", "b", "a"]}, {"layer_types": ["a", "b"]}, id="one of each kind"),
         pytest.param(

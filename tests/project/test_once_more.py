@@ -27,7 +27,7 @@ def test_unsteady(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bad", "unsteady", "code", "words"),
+    "bad, unsteady, code, words",
     [
         (0, 2, 0, "UNSTEADY: test_these.py::test_unsteady[1] failed beside other tests and passed alone"),
         (1, 1, 1, "1 failed, 1 passed"),

@@ -321,7 +321,7 @@ def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(store
     assert not (store.root / "turns").exists() and capsys.readouterr().err.count("not recorded") == 1
 
 
-@pytest.mark.parametrize(("given", "found", "judged"), [([0, 1, 2], 0, 3), ([1, 2, 0], 1, 3), ([0, 5, 2], 0, 0)])
+@pytest.mark.parametrize("given, found, judged", [([0, 1, 2], 0, 3), ([1, 2, 0], 1, 3), ([0, 5, 2], 0, 0)])
 def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(store, tokenizer, given, found, judged):
     made = [replace(conversation(tokenizer, number), reward=float(number)) for number in range(3)]
     stored(store, *made)

@@ -70,7 +70,7 @@ CASE = FaultCase(DIFFERENCE, rows=drawn((20, 14, 16), 256), config=dict(LLAMA), 
 FINGERPRINT = Fingerprint(DIFFERENCE, "row 1 depends on row 0", laws=("neighbour",), behind=True)
 
 
-@pytest.mark.parametrize(("wanted", "items"), [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
+@pytest.mark.parametrize("wanted, items", [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
 def test_delta_debugging_leaves_only_what_is_needed(wanted, items):
     assert ddmin(range(items), lambda kept: wanted <= set(kept)) == sorted(wanted)
 
@@ -185,7 +185,7 @@ def test_the_same_fault_is_the_same_error_law_or_module():
     )
 
 
-@pytest.mark.parametrize(("far", "kind"), [(0.0, GRADIENT), (1.0, DIFFERENCE)])
+@pytest.mark.parametrize("far, kind", [(0.0, GRADIENT), (1.0, DIFFERENCE)])
 def test_a_parameter_called_A_log_is_no_difference_of_log_probs(far, kind):
     name = "model.layers.0.mixer.A_log"
     reason = f"parameter_distance 0.9 is above 0.5 ({name})"
@@ -268,7 +268,7 @@ def test_a_case_from_a_file_cannot_bring_code(bad):
 
 
 @pytest.mark.parametrize(
-    ("same", "answer"),
+    "same, answer",
     [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
 )
 def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
@@ -281,7 +281,7 @@ def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
 
 
 @pytest.mark.parametrize(
-    ("kind", "codes", "exit_code"),
+    "kind, codes, exit_code",
     [
         (CRASH, [0, -11], 1), (CRASH, [-9, 0], 2), (CRASH, [None, 1], 2), (CRASH, [0, 0], 0),
         (HANG, [None, 0], 1), (HANG, [None, 1], 2), (HANG, [None, -11], 2), (HANG, [0, 0], 0),
@@ -295,7 +295,7 @@ def test_a_script_exits_with_1_for_its_own_fault_only(kind, codes, exit_code):
 
 
 @pytest.mark.parametrize(
-    ("raised", "shown"),
+    "raised, shown",
     [
         (AssertionError(""), True), (AssertionError("x"), False), (ValueError(""), False),
         (type("Fp8Error", (Exception,), {})(f"size 7 of /a/b.py\nrow {'2' * 200}"), True), (KeyError("/a/b"), True),
@@ -325,7 +325,7 @@ def test_a_script_without_its_packages_exits_with_2(monkeypatch):
     assert _attempt(text)["error_class"] == "ModuleNotFoundError"
 
 
-@pytest.mark.parametrize(("ran", "good"), [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
+@pytest.mark.parametrize("ran, good", [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
 def test_a_script_is_handed_over_only_if_it_shows_the_fault(ran, good, monkeypatch):
     monkeypatch.setattr(handover, "run_fresh", lambda *what: ran)
     with contextlib.nullcontext() if good else pytest.raises(BadResult, match="fresh interpreter"):
@@ -509,7 +509,7 @@ def reduced(fingerprint, case, **more):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "said"), [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
+    "dtype, said", [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
 )
 def test_a_fault_that_rounding_hides_is_not_called_right(dtype, said):
     """A reader whose red replay ran in bf16 takes "in bf16: right" for the contrary of it."""

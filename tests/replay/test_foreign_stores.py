@@ -70,7 +70,7 @@ def stopped_matrix(store, dumps):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
         (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),

@@ -341,7 +341,7 @@ def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_star
 
 
 @pytest.mark.parametrize(
-    ("variables", "code", "said"),
+    "variables, code, said",
     [
         ({"RANK": 1, "WORLD_SIZE": 8}, 0, "1 worker (plain)"),  # as in many containers' environments
         ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, 0, ""),  # ranks other than 0 leave it to rank 0

@@ -21,7 +21,7 @@ from actordbg.replay.worker_logs import status_by_launcher
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
 
-@pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
+@pytest.mark.parametrize("visible, given", [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
 def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch, visible, given):
     """deepspeed itself would take the first devices whatever is visible."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -118,7 +118,7 @@ def test_a_lone_worker_that_was_killed_and_reaped_tells_how_it_ended(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("nproc", "variables", "made"),
+    "nproc, variables, made",
     [
         (2, {}, {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}),
         (2, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "7"}),
@@ -163,7 +163,7 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("log", "words"),
+    "log, words",
     [
         ("rank 1 (pid 77) exits with return code = -11\n", "SIGSEGV"),
         ("rank 0 (pid 7) exits with return code = -9\nrank 1 (pid 77) exits with return code = 3\n", "exit code 3"),

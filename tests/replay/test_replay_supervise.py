@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(b
 
 
 @pytest.mark.parametrize(
-    ("script", "said", "started", "kept"),
+    "script, said, started, kept",
     [
         ({"open": "fail"}, "mat1 and mat2 shapes", 1, []),  # it says why, and nothing is tried again
         ({"open": "kill"}, "3 attempts in a row.*SIGKILL", 3, []),

@@ -382,7 +382,7 @@ def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    "text, shown",
     [
         ("s3://key:se/cr@bucket/x", "s3://key:[hidden]@bucket/x"), ("https://token@host/x", "https://[hidden]@host/x"),
         ("hf://token@models/x", "hf://[hidden]@models/x"), ("ssh://me@host/x\nand a@b", "ssh://[hidden]@host/x\nand a@b"),

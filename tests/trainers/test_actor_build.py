@@ -52,7 +52,7 @@ class Ancient:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fp32", "flash"),
+    "kind, fp32, flash",
     [
         (Released07, {"use_flash_attention_2": False, "bf16": False}, {"use_flash_attention_2": True, "bf16": True}),
         (Released0810, SDPA | {"bf16": False}, FLASH | {"bf16": True}),
@@ -150,7 +150,7 @@ def test_log_probs_are_found_in_every_shape_of_result_and_one_of_another_shape_i
 
 
 @pytest.mark.parametrize(
-    ("settings", "share"),
+    "settings, share",
     [
         ({"attn_pdrop": 0.1, "resid_pdrop": 0.0}, 0.1),
         ({"router_jitter_noise": 0.01}, 0.01),

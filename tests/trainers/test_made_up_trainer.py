@@ -187,7 +187,7 @@ def test_another_release_is_left_alone_and_the_difference_named(written, recordi
     assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 
-@pytest.mark.parametrize(("hashes", "dtype"), [(True, None), (False, None), (False, "bf16"), (True, "bf16")])
+@pytest.mark.parametrize("hashes, dtype", [(True, None), (False, None), (False, "bf16"), (True, "bf16")])
 def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, recording, tmp_path, hashes, dtype):
     """By hashes, or by samples alone: by those also where the replay's dtype is narrower."""
     model = small_model(tmp_path / "model").eval()
