@@ -4,12 +4,12 @@ import http.server
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 
 import pytest
 from amounts import first_or_all
+from roots import run_program
 
 from actordbg.actor import hub_model
 from actordbg.base.errors import EnvironmentProblem
@@ -153,7 +153,7 @@ def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_not
         environment = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}", "HF_HOME": str(tmp_path / "hf")}
         environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
         program = [sys.executable, "-m", "actordbg", "--store", str(store.root), *command, "--model", "org/name"]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+        done = run_program(program, env=environment, timeout=60)
     assert done.returncode == 4 and "error[environment]: offline: cannot reach the hub at http://127.0.0.1:" in done.stderr, (
         done.stderr
     )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import codedmodel
 import pytest
 from commandline import tried
 from replaycases import publish
-from roots import environment
+from roots import environment, run_program
 
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
@@ -144,7 +143,7 @@ def test_a_specification_names_no_other_place(store):
 
 
 def run(*command, **more):
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment(**more), check=False)
+    return run_program([sys.executable, *command], env=environment(**more))
 
 
 @pytest.mark.forked

@@ -3,7 +3,6 @@ recovered."""
 
 import json
 import os
-import subprocess
 import sys
 import time
 
@@ -13,7 +12,7 @@ from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
 from commandline import invoke
 from deathcases import mounted
 from plainkit import all_same
-from roots import ROOT, SUPPORT
+from roots import ROOT, SUPPORT, run_program
 from soaking import Actor
 from victims import inputs, wait_for
 
@@ -292,7 +291,7 @@ def test_a_short_soak_keeps_exact_books():
     """`make soak` is the long one. In a process of its own, which looks at its memory: nothing comes to stay there."""
     command = [sys.executable, str(SUPPORT / "soaking.py"), "1600"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_program(command, env=environment)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout)

@@ -3,12 +3,12 @@
 import ast
 import json
 import os
-import subprocess
 
 import pytest
 import torch
 from capturekit import Recording, SignatureA, ids
 from commandline import invoke
+from roots import run_program
 from runkit import clean_environment, python
 
 from actordbg.capture.control import Control
@@ -114,7 +114,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     assert recording.close(60)
     (dump,) = store.iter_dumps()
     (counters,) = store.counters.rglob("*.json")
-    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    dead = run_program(["sh", "-c", "echo $$"], check=True).stdout.strip()
     mine, theirs = temporary_name("x"), f"{TEMPORARY}{processes()}-{dead}-aabbccdd-x"
     elsewhere = theirs.replace(processes(), "0" * 8)
     for folder in (dump.parent, counters.parent):

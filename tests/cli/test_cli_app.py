@@ -2,12 +2,12 @@
 
 import inspect
 import re
-import subprocess
 import sys
 
 import pytest
 import typer
 from commandline import invoke, offered, program
+from roots import run_program
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import app
@@ -130,7 +130,7 @@ def test_the_shell_completes_a_second_word_only_where_it_may_stand():
 def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     command = [sys.executable, "-m", "actordbg", "--show-completion", "bash"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_program(command)
     assert done.stdout.splitlines()[-1].endswith(" _actordbg_completion actordbg"), done
 
 

@@ -4,12 +4,11 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 
 import catalogcases as cases
 import pytest
-from roots import ROOT, SUPPORT
+from roots import ROOT, SUPPORT, run_program
 
 from actordbg.catalog.indexer import refresh
 from actordbg.store.layout import Store
@@ -83,9 +82,7 @@ def run(copy, *arguments, **variables):
     """A program in the copy. It runs where no actordbg.toml lies."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "docs"), str(SUPPORT)]), "COLUMNS": "100", **variables}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=copy.parent, capture_output=True, text=True, timeout=120
-    )
+    return run_program([sys.executable, *arguments], env=environment, cwd=copy.parent, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """The trailer as bytes: what it appends, what it gives back, what it refuses; and that the text it appends is harmless."""
 
-import subprocess
 import sys
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from patchkit import ACTOR, HANDLER, SIGNALLED, stand_in
+from roots import run_program
 from runkit import clean_environment
 
 from actordbg.base.errors import Conflict, Unsupported
@@ -180,9 +180,7 @@ def _run(tmp_path, hook, store=STORE, **environment):
     if hook is not None:
         stand_in(tmp_path / "path", hook)
     command = [sys.executable, "-S", "-c", RUNNER, str(tmp_path / "path"), str(tmp_path / "actor.py")]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60
-    )
+    return run_program(command, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60)
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commandline import tried
-from roots import script
+from roots import run_program, script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
 from actordbg.capture.control import Control
@@ -135,10 +135,7 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tr
         "-c",
         "import sys; sys.path.insert(0, sys.argv.pop(1)); from actordbg.cli.app import main; main()",
     ]
-    done = subprocess.run(
-        [*command, str(package), "--store", str(store.root), "run", "--run", "a", "--", environment.python, "looks.py"],
-        env=clean_environment(), cwd=tree, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program([*command, str(package), "--store", str(store.root), "run", "--run", "a", "--", environment.python, "looks.py"], env=clean_environment(), cwd=tree, timeout=120)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[True, True]\n" and records(store) == [("a", 0)] * 5
 

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import fields
 from functools import partial
@@ -18,7 +17,7 @@ from amounts import WHOLE
 from docpages import ROOT, page_id
 from replaycallers import callers
 from replaycases import old_pickle
-from roots import SUPPORT
+from roots import SUPPORT, run_program
 from typer.testing import CliRunner
 
 from actordbg.base import errors
@@ -64,7 +63,7 @@ def command_names():
 def test_the_generated_reference_is_up_to_date_in_a_narrow_terminal():
     environment = os.environ | {"COLUMNS": "40", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run_program(command, env=environment)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 

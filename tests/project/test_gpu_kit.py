@@ -1,11 +1,10 @@
 """The GPU kit does not rot: it is made without its wheels, its steps run and fail as they should, its capture runs on a stand-in."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from roots import ROOT, environment
+from roots import ROOT, environment, run_program
 
 from benchmarks.gpu import make_kit as making, run_kit as kit
 
@@ -72,7 +71,7 @@ print(json.dumps(answer))
 @pytest.mark.forked
 def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
     around = environment(FORKED_PROGRAM="-c")
-    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=around, timeout=600)
+    done = run_program([sys.executable, "-c", STAND_IN], env=around, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "are right in a group of one" in done.stdout
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -21,6 +21,7 @@ from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import run_program
 from test_gates import loads_that_may_ask, starts_with_our_input
 from typer.testing import CliRunner
 from victims import wait_for
@@ -228,7 +229,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path):
         assert len(text.splitlines()) < 120 or case.through == TRAINER or case.kind in SEVERAL, name
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["format", "--diff"], ["check"]):
-        ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
+        ran = run_program([*ruff, *words, "--isolated", str(tmp_path)])
         assert ran.returncode == 0, ran.stdout
 
 
@@ -499,7 +500,7 @@ def test_no_answer_on_a_commands_input_is_consent_to_code(store, tmp_path):
     store.publish_text(path, reduced(FINGERPRINT, replace(SCRIPTS["checkpoint"], checkpoint=str(folder))).to_json())
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "repro", replay, "--yes"]
     for consent in first_or_all([["--trust-remote-code"], []]):  # the script of a case never runs code, with consent neither
-        ran = subprocess.run([*command, *consent], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
+        ran = run_program([*command, *consent], input="y\n" * 99, cwd=tmp_path)
         assert ran.returncode in (1, 3), ran.stderr
         assert not mark.exists()
 

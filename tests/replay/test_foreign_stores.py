@@ -14,6 +14,7 @@ from commandline import in_json, invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import run_program
 from torch._inductor.runtime.runtime_utils import default_cache_dir
 from typer.testing import CliRunner
 
@@ -294,7 +295,7 @@ def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path):
     (tmp_path / "file").touch()  # no folder can be made below it
     around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
-    made = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True).stdout
+    made = run_program([sys.executable, "-c", code], env=around, check=True).stdout
     assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import subprocess
 import sys
 from functools import partial
 
@@ -13,7 +12,7 @@ from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
-from roots import environment
+from roots import environment, run_program
 from supervised import spec_of
 
 from actordbg.api.desk import Desk
@@ -319,7 +318,7 @@ print(consent.arguments("tiny"), dist.get_backend())
 @pytest.mark.usefixtures("forked_workers")
 def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
     around = environment(FORKED_PROGRAM="-c")
-    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=around)
+    done = run_program([sys.executable, "-c", JOINING], env=around)
     without, unknown, joined = done.stdout.splitlines()
     assert "torch does not know --dist-backend relay" in without, done.stderr
     assert "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError" in unknown

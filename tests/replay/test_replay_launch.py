@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from roots import ROOT, environment
+from roots import ROOT, environment, run_program
 
 from actordbg.base import processes
 from actordbg.base.processes import describe_status, session_members
@@ -87,7 +87,7 @@ def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers, tmp_path):
 @pytest.mark.slow
 def test_a_fork_that_is_killed_ends_so_and_does_not_run_again(forked_workers):
     words = [sys.executable, "-c", "import os; print('ran', flush=True); os.kill(os.getpid(), 9)"]
-    done = subprocess.run(words, env=environment(FORKED_PROGRAM="-c"), capture_output=True, text=True)
+    done = run_program(words, env=environment(FORKED_PROGRAM="-c"))
     assert (done.returncode, done.stdout) == (-9, "ran\n")
 
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
+from roots import run_program
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
@@ -20,7 +21,7 @@ def program(*words, code="", **environment):
     """`actordbg WORDS` in a process of its own; `code` runs before it."""
     main = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     command = [sys.executable, "-c", main, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    return run_program(command, env=os.environ | environment)
 
 
 def typed(line, *words, screen=io.StringIO):

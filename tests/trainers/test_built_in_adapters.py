@@ -1,7 +1,6 @@
 """What our adapters read of calls as their trainers make them. The log has real trainings of those that are not installed here."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,7 +11,7 @@ import pytest
 import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, truth_of
-from roots import ROOT
+from roots import ROOT, run_program
 from typer.testing import CliRunner
 
 from actordbg.actor.rules import check_config, leaked
@@ -177,7 +176,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
     (tmp_path / "train.py").write_text(TRAINING)
     given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
     command = [sys.executable, "-m", "actordbg", *given, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_program(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recorded, unrecorded = json.loads(done.stdout.splitlines()[-1])
     assert recorded == unrecorded and "3 calls = 3 captured + 0 dropped" in done.stderr

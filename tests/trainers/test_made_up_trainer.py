@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
 from commandline import invoke
-from roots import FORKED, ROOT
+from roots import FORKED, ROOT, run_program
 from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
@@ -320,7 +319,7 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
 
     def run(*given):
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        return run_program(command, cwd=tmp_path, env=environment)
 
     announced = tmp_path / "my_adapter-1.0.dist-info"
     announced.mkdir()
