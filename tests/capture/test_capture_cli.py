@@ -9,11 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-import typer
 from catalogcases import fill
-from commandline import function_of, invoke
+from commandline import invoke, tried
 from roots import ROOT
-from typer.testing import CliRunner
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control
@@ -28,14 +26,7 @@ from actordbg.store.layout import Store
 
 def run(store, line, *words, fails=None):
     """A command's standard output, parsed if --json was requested."""
-    app = typer.Typer()
-
-    @app.callback()
-    def root(store=None): ...
-
-    for name in ("enable", "disable", "status"):
-        app.command(name)(function_of(f"dump {name}"))
-    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *words])
+    result = tried(store, f"dump {line}", *words)
     if fails is not None:
         assert isinstance(result.exception, fails), result.output
         return result.exception

@@ -11,9 +11,7 @@ import causecases
 import pytest
 from actorcases import run_scenario
 from amounts import first_or_all
-from typer.testing import CliRunner
-
-from actordbg.cli.app import app
+from commandline import run_here
 
 pytestmark = pytest.mark.forked
 
@@ -28,10 +26,10 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
     (folders,) = run_scenario("recorded", tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
     for name, said in (("raw", "recorded log-probs: temperature 0.7 was not applied (0."), ("healthy", "")):
         asked = ["check", "--recorded", "--model", folders["model"], "--through", "rows", "--no-laws"]
-        checked = CliRunner().invoke(app, ["--store", folders[name], *asked])
+        checked = run_here("--store", folders[name], *asked)
         assert (said or "RIGHT") in " ".join(checked.stdout.split()), checked.output
         assert checked.exit_code == (1 if said else 0), checked.output
-        compared = CliRunner().invoke(app, ["--store", folders[name], "compare", "last", "recorded", "--json"])
+        compared = run_here("--store", folders[name], "compare", "last", "recorded", "--json")
         explained = json.loads(compared.stdout)["explained"]
         if said:
             assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
@@ -74,7 +72,7 @@ def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(sides, name, others, w
 
 def explanation_of(store, *more):
     asked = ["--store", store, "explain", "last", "--against", "rollout", *more, "--json"]
-    return json.loads(CliRunner().invoke(app, asked).stdout)
+    return json.loads(run_here(*asked).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def sides(tmp_path_factory):
     (folders,) = run_scenario("sides", tmp_path_factory.mktemp("sides"), program=causecases.__file__, OMP_NUM_THREADS="1")
     first, *others = (folder for name, folder in folders.items() if name not in ("before", "now"))
     given = ["--model", folders["now"], "--through", "rows", "--dtype", "fp32", "--keep-tensors", "--no-backward", "--all"]
-    replayed = CliRunner().invoke(app, ["--store", first, "replay", *given])
+    replayed = run_here("--store", first, "replay", *given)
     assert replayed.exit_code == 0, replayed.output
     explanation_of(first)
     for other in others:

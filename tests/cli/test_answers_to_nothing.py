@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from commandline import program, tried, typed
-from typer.testing import CliRunner
+from commandline import program, run_here, tried, typed
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
-from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -106,11 +104,11 @@ def test_an_error_behind_an_answer_is_no_second_document():
 
 
 def test_a_store_may_be_named_behind_the_command_and_once(sixty):
-    done = CliRunner().invoke(app, ["dump", "ls", "--store", str(sixty.root), "--json"])
+    done = run_here("dump", "ls", "--store", sixty.root, "--json")
     assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
     for words in (["--store", "a", "dump", "ls", "--store", "b"], ["--store", "a", "--store", "b", "dump", "ls"]):
         with pytest.raises(UsageError, match="--store takes one value, but is given more than once"):
-            CliRunner().invoke(app, words, catch_exceptions=False)
+            run_here(*words, catch_exceptions=False)
 
 
 def test_a_failed_import_leaves_no_store(tmp_path):

@@ -8,13 +8,12 @@ import sys
 
 import commandline
 import pytest
-from commandline import in_json, invoke
-from typer.testing import CliRunner
+from commandline import in_json, invoke, run_here
 
 from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.app import CONTENTS
 from actordbg.cli.from_signature import told
 from actordbg.cli.lazy import every_command, spelled
 
@@ -22,7 +21,7 @@ NAMES = dict(every_command(CONTENTS))
 
 
 def helped(*words):
-    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "80"}, prog_name="actordbg")
+    done = run_here(*words, env={"COLUMNS": "80"}, prog_name="actordbg")
     assert done.exit_code == 0, (words, done.output, done.exception)
     return done.output
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from commandline import tried
+from commandline import run_here, tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner
 
 from actordbg.base.errors import (
     ActordbgError,
@@ -30,7 +29,6 @@ from actordbg.base.errors import (
     UsageError,
 )
 from actordbg.base.owners import is_own, read_owned
-from actordbg.cli.app import app
 from actordbg.dumps import bundle as bundles, redaction
 from actordbg.dumps.bundle import MANIFEST, open_bundle, pack_bundle
 from actordbg.dumps.create import create_dumps
@@ -49,7 +47,7 @@ def files_of(store):
 
 
 def run(store, *words, code=0):
-    done = CliRunner().invoke(app, ["--store", str(store), *words, "--json"])
+    done = run_here("--store", store, *words, "--json")
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)
 

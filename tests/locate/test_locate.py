@@ -13,13 +13,11 @@ import pytest
 import torch
 from actorcases import run_scenario
 from amounts import first_or_all
-from commandline import invoke
+from commandline import invoke, run_here
 from replaycases import publish
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from actordbg.catalog.query import newest_configuration
-from actordbg.cli.app import app
 from actordbg.locate.forced_forward import Hooks
 from actordbg.locate.operations import Listing, TokenLayout
 from actordbg.records.locate_record import INTO, OUT
@@ -75,7 +73,7 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
     for name, value in brokenactor.environment(tmp_path / "fault", fault).items():
         monkeypatch.setenv(name, value)
     options = ["--store", str(store.root), "check", "--dtype", "bf16", "--packing", "--through", "rows", "--json"]
-    found = CliRunner().invoke(app, options)
+    found = run_here(*options)
     answer = json.loads(found.stdout)
     assert found.exit_code == 1 and answer["verdict"] == "WRONG" and said in answer["sentence"], answer["sentence"]
     replays = len(list(store.replays.iterdir()))
@@ -94,22 +92,22 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     publish(store, 2, batch=3, length=48)
     options = ["--store", str(store.root), "locate", "--json"]
     asked = [*options, "--dtype", "bf16", "--packing", "--through", "rows"]
-    healthy = CliRunner().invoke(app, asked)
+    healthy = run_here(*asked)
     answer = json.loads(healthy.stdout)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
     assert answer["located"]["places"] == 53 and answer["looked_at"] == 114 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
         monkeypatch.setenv(name, value)
-    faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])
+    faulty = run_here(*options[:-1], answer["replay_id"])
     assert faulty.exit_code == 1, faulty.output
     cause = "model.layers.1.input_layernorm.variance_epsilon is 0.001; transformers' model from this checkpoint has 1e-06"
     assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
     assert newest_configuration(store).replay_id == answer["replay_id"], "that of a replay's modules keeps no tensors to compare"
-    explained = CliRunner().invoke(app, [*options[:2], "explain", "--json"])
+    explained = run_here(*options[:2], "explain", "--json")
     why = json.loads(explained.stdout)["explanation"]
     assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output
     assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
-    refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
+    refused = run_here(*options, answer["replay_id"], "--packing")
     assert "a replay has its own configuration and inputs, not --packing" in str(refused.exception)
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import logcases
 import pytest
 from casefiles import cases_of
+from commandline import run_here
 from hypothesis import assume, given, settings, strategies as st
-from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.app import app
 from actordbg.document import page
 from actordbg.document.blocks import number
 from actordbg.measure.align_logs import LEAST_COMMON, compare_logs, trend
@@ -46,7 +45,7 @@ def logs(tmp_path):
 
 
 def invoke(*arguments, **options):
-    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
+    return run_here("compare-logs", *arguments, catch_exceptions=False, **options)
 
 
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs):

@@ -17,13 +17,12 @@ from unittest import mock
 import codedmodel
 import pytest
 from amounts import first_or_all
-from commandline import invoke
+from commandline import invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
 from roots import run_program
 from test_gates import loads_that_may_ask, starts_with_our_input
-from typer.testing import CliRunner
 from victims import wait_for
 
 from actordbg.actor.family_models import FAMILIES
@@ -33,7 +32,6 @@ from actordbg.api.desk import Desk
 from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput, UsageError
 from actordbg.base.foreign_text import in_lines
 from actordbg.base.processes import read_stat
-from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
@@ -474,7 +472,7 @@ def test_a_name_is_a_name_and_no_pattern(words, name, store):
     (store.comparisons / "0").mkdir(parents=True)
     for path in (store.comparisons / "1xa.json", store.root / "outside.json"):
         path.write_text("{}")
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words, name])
+    done = run_here("--store", store.root, *words, name)
     assert isinstance(done.exception, UsageError) and "no replay" in done.exception.message
 
 

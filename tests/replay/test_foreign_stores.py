@@ -10,13 +10,12 @@ import tempfile
 import norename  # noqa: F401  registers the file system
 import pytest
 import typer
-from commandline import in_json, invoke
+from commandline import in_json, invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
 from roots import run_program
 from torch._inductor.runtime.runtime_utils import default_cache_dir
-from typer.testing import CliRunner
 
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends import backend
@@ -28,7 +27,6 @@ from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import dump_path
-from actordbg.cli.app import app
 from actordbg.cli.options import approve
 from actordbg.config import consent
 from actordbg.config.choices import Choices
@@ -130,10 +128,10 @@ def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command, behind_a
     refused = r"somebody with access to norename://.*/bucket wrote .*, whose model .*'/models/of\\x1b\[31m-a-colleague'"
     for root in (moved.root, behind_a_url, moved.root):
         with pytest.raises(Refused, match=refused):
-            done = CliRunner().invoke(app, ["--store", str(root), *command])
+            done = run_here("--store", root, *command)
             raise done.exception or AssertionError(done.output)
         invoke(moved, "store pull", behind_a_url, str(moved.root))
-    done = CliRunner().invoke(app, ["--store", str(moved.root), *command, "--yes"])
+    done = run_here("--store", moved.root, *command, "--yes")
     assert "somebody with access to" in done.stderr and not isinstance(done.exception, Refused)
 
 

@@ -37,9 +37,14 @@ def typed(line, *words, screen=io.StringIO):
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def run_here(*words, **how):
+    """`actordbg WORDS` in this process."""
+    return CliRunner().invoke(app, [*map(str, words)], **how)
+
+
 def tried(store, line, *words):
     """`actordbg LINE WORDS` on this store here, the line as it is typed."""
-    return CliRunner().invoke(app, [*line.split(), *map(str, words)], env={"ACTORDBG_STORE": str(store.root)})
+    return run_here(*line.split(), *words, env={"ACTORDBG_STORE": str(store.root)})
 
 
 def invoke(store, line, *words):
@@ -65,4 +70,4 @@ def offered(typed, **environment):
     """What bash is offered where `typed` ends."""
     words = f"actordbg {typed}"
     asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return CliRunner().invoke(app, [], prog_name="actordbg", env=asked | environment).stdout.split()
+    return run_here(prog_name="actordbg", env=asked | environment).stdout.split()

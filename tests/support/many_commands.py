@@ -14,10 +14,9 @@ from pathlib import Path
 
 import roots
 import storecases
-from typer.testing import CliRunner
+from commandline import run_here
 
 from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
 PATIENCE_S = 300.0
@@ -33,9 +32,7 @@ def run_commands(root, answers, lines):
     dump_id = next(iter(storecases.contents(store)), "")
     for line in lines:
         words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
-        result = CliRunner().invoke(
-            app, ["--store", str(root), *words, *(["--json"] if line.startswith(("index", "store fsck")) else [])]
-        )
+        result = run_here("--store", root, *words, *(["--json"] if line.startswith(("index", "store fsck")) else []))
         error = result.exception
         known = error is None or isinstance(error, SystemExit | ActordbgError)
         found[line] = result.exit_code if known else repr(error), result.stdout, result.stderr

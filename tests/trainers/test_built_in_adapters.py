@@ -11,11 +11,10 @@ import pytest
 import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, truth_of
+from commandline import run_here
 from roots import ROOT, run_program
-from typer.testing import CliRunner
 
 from actordbg.actor.rules import check_config, leaked
-from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import parse_toml
@@ -201,12 +200,11 @@ def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_proce
 
 def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-    listed = runner.invoke(app, ["adapters", "plain", "--json"])
+    listed = run_here("adapters", "plain", "--json")
     assert listed.exit_code == 0 and json.loads(listed.stdout)[0]["version"] == version("transformers")
-    template = runner.invoke(app, ["adapters", "--template"]).stdout
+    template = run_here("adapters", "--template").stdout
     (tmp_path / "from_template.py").write_text(template.replace("MY_TRAINER.MODULE:CLASS.METHOD", "from_template:read_call"))
-    answer = runner.invoke(app, ["adapters", "from_template:MyTrainer"])
+    answer = run_here("adapters", "from_template:MyTrainer")
     assert answer.exit_code == 1 and "it takes no MODEL, INPUT_IDS, ATTENTION_MASK, KEEP; it takes call" in answer.output
     sys.modules.pop("from_template")
 

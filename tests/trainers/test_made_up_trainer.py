@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
-from commandline import invoke
+from commandline import invoke, run_here
 from roots import FORKED, ROOT, run_program
-from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.capture import hook
-from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.checking import check
 from actordbg.dumps.create import create_dumps
@@ -239,9 +237,7 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, r
     dumps_of(recording)
 
     def check(*words):
-        done = CliRunner().invoke(
-            app, ["--store", str(recording.root), "check", "--recorded", "--json", "--model", folder, *words]
-        )
+        done = run_here("--store", recording.root, "check", "--recorded", "--json", "--model", folder, *words)
         return json.loads(done.stdout) | {"code": done.exit_code}
 
     answer = check("--junit", str(tmp_path / "junit.xml"))
@@ -285,7 +281,7 @@ def test_a_replay_runs_the_code_of_one_trainer(written, recording):
     create_dumps(recording, 1, batch_size=1, seq_len=8)
     files = [f"--input-file={path}" for path in sorted(recording.iter_dumps())]
     for words in (["replay"], ["replay", *files], ["check"], ["noise"], ["matrix", "--through", "rows,trainer"]):
-        refused = CliRunner().invoke(app, ["--store", str(recording.root), *words]).exception
+        refused = run_here("--store", recording.root, *words).exception
         assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
         assert '"adapter is null" or "adapter=\'mine\'"), or pass --through rows' in str(refused.hint)
     for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
