@@ -7,11 +7,9 @@ import math
 import sys
 
 import pytest
-from actorcases import failing, furthest, main, make_dump, numbers, run_scenario
+from actorcases import failing, furthest, main, make_dump, numbers, opened, run_scenario
 
-from actordbg.actor.session import open_actor
 from actordbg.base.errors import UsageError
-from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.forked
 
@@ -22,12 +20,11 @@ def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_r
 
 def stages(cache):
 
-    with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
+    with opened(cache, backward=True) as session:
         plain, parameters = numbers(session.run(make_dump(0), backward=True)), session.resolved["parameters"]
         cut = without_a_gradient(session)
     for stage in range(4):
-        config = ReplayConfig(backend="deepspeed", zero_stage=stage, backward=True, keep_gradients=True)
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, backend="deepspeed", zero_stage=stage, backward=True, keep_gradients=True) as session:
             said = [session.resolved[name] for name in ("zero_stage", "world_size", "engine")]
             assert said == [stage, 1, "training"] and not session.is_collective
             first, other, again = (numbers(session.run(make_dump(seed), backward=True)) for seed in (0, 1, 0))
@@ -44,7 +41,7 @@ def stages(cache):
             assert math.isclose(lost.grad_norm, cut.grad_norm, rel_tol=1e-5), "a gradient of the input before is left"
             assert not lost.gradients.get(CUT + ".weight", {"norm": 0.0})["norm"]
     for stage in (0, 3):
-        with open_actor(ReplayConfig(backend="deepspeed", zero_stage=stage), model_cache=cache) as session:
+        with opened(cache, backend="deepspeed", zero_stage=stage) as session:
             evaluates(session, stage, plain, parameters)
 
 

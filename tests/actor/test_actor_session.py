@@ -9,11 +9,9 @@ import sys
 
 import pytest
 import torch
-from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, run_scenario
+from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, opened, run_scenario
 
 from actordbg.actor.models import ensure_tiny
-from actordbg.actor.session import open_actor
-from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.forked
 
@@ -29,7 +27,7 @@ def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp
 
 def plain(cache):
     """Use one plain actor in fp32 in every way that a record can ask for, beside OpenRLHF's Actor called directly."""
-    with open_actor(ReplayConfig(seed=7), model_cache=cache) as session:
+    with opened(cache, seed=7) as session:
         resolved = session.resolved
         expected = {
             "model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "zero_stage": 0, "world_size": 1,
@@ -127,7 +125,7 @@ def on_the_rows(session, cache):
     """Give the calls to an Actor of ours: its log-probs and gradient norms are the trainer's to the bit."""
     entropies = {"return_output": True, "return_entropy": True}
     sft = {"actions": 0, "arguments": {"return_logprobs": True}}
-    with open_actor(ReplayConfig(seed=7, through="rows"), model_cache=cache) as rows:
+    with opened(cache, seed=7, through="rows") as rows:
         assert (rows.resolved["actor"], rows.resolved["through"]) == ("actordbg.trainers.rows_actor.RowsActor", "rows")
         for call in ({"arguments": entropies}, {"packing_samples": True, "arguments": entropies}, {"temperature": 0.5}, sft):
             one, other = (each.run(make_dump(0, **call), backward=True) for each in (rows, session))
@@ -145,7 +143,7 @@ def configurations(cache):
 
     def run(**fields):
         ran.clear()
-        with open_actor(ReplayConfig(**fields), model_cache=cache) as session:
+        with opened(cache, **fields) as session:
             log_probs = numbers(session.run(make_dump(0), backward=False))["log_probs"]
             return session.resolved | {"ran": set(ran)}, log_probs
 
@@ -162,7 +160,7 @@ def compiled(cache):
     """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++). `locatecases` names a backend."""
     eager = []
     for asked, off in (({}, 0.0), ({"compile": True}, 1e-4)):
-        with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:
+        with opened(cache, **asked, packing=True, num_layers=1) as session:
             runs = [session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))]
             backend = session.resolved.get("compile_backend")
             assert (session.resolved["compile"], backend) == ((True, "inductor") if asked else (False, None))

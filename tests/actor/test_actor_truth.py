@@ -13,12 +13,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from actorcases import main, make_dump, run_scenario
+from actorcases import main, make_dump, opened, run_scenario
 from safetensors.torch import load_file, save_file
 
 from actordbg.actor import truth_model, truth_session
 from actordbg.actor.models import ensure_tiny
-from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 
@@ -51,7 +50,7 @@ def shared(cache):
     from transformers import modeling_utils
     from transformers.models.llama import modeling_llama
 
-    with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
+    with opened(cache, truth="fp32", dtype="fp32", defaults=make_dump().record) as session:
         assert session.resolved["shared_code"] == ["transformers"]
         with patch.object(modeling_llama, "as since 5.21", modeling_utils.load_state_dict, create=True):
             assert truth_model.shared_code(session.model) == ["transformers"], "what loads a model does not compute it"
@@ -177,7 +176,7 @@ def formula(cache):
         three = patch.object(truth_session, "_MOST_AT_ONCE", 3 * 4096 if truth == "fp64" else 2**22)
         with (
             three,
-            open_actor(ReplayConfig(model=str(path), truth=truth, dtype=dtype, backward=True), model_cache=cache) as session,
+            opened(cache, path, truth=truth, dtype=dtype, backward=True) as session,
         ):
             said = session.resolved
             assert (said["dtype"], said["oracle"], said["attn"]) == (dtype, truth, "eager")
@@ -217,7 +216,7 @@ def refusals(cache):
     fork.tensors["pixel_values"] = torch.zeros(3, 2)
     packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
     refused = {"no model predicts it": orphan, "0 and 1": numbered, "pixel_values": fork, "packed_seq_lens": packed}
-    with open_actor(ReplayConfig(truth="fp64", keep_gradients=True), model_cache=cache) as session:
+    with opened(cache, truth="fp64", keep_gradients=True) as session:
         for why, dump in refused.items():
             with pytest.raises(Unsupported, match=why):
                 session.run(dump, backward=False)
@@ -236,7 +235,7 @@ def refusals(cache):
     (dropping := cache / "dropping").mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
     (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
-    with open_actor(ReplayConfig(truth="fp32", model=str(dropping)), model_cache=cache) as session:
+    with opened(cache, dropping, truth="fp32") as session:
         one, other, still = (session.run(make_dump(0, training=mode), backward=False) for mode in (True, True, False))
         assert "dropout 0.25" in one.notes[0] and still.notes == () and one.training is False
         assert one.log_probs.equal(other.log_probs) and one.log_probs.equal(still.log_probs)

@@ -12,14 +12,13 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from actorcases import main, make_dump
+from actorcases import main, make_dump, opened
 from amounts import WHOLE, first_or_all
 from planted_table import log_probs_that, patched
 
 from actordbg.actor import family_models
 from actordbg.actor.family_models import VOCABULARY as VOCAB
 from actordbg.actor.models import once
-from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.agreement import laws_of
 from actordbg.laws.law_run import NO_ROOM, LawRun
@@ -57,10 +56,9 @@ def ask(session, dump, backward=False, together=False):
 
 
 def of_a_family(cache, family, dtype, packing, *dumps, backward=False, temperature=1.0):
-    asked = ReplayConfig(
-        model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
-    )
-    with open_actor(asked, model_cache=cache) as session:
+    with opened(
+        cache, model_of(cache, family), dtype=dtype, packing=packing, backward=backward, temperature=temperature
+    ) as session:
         return [ask(session, dump, backward) for dump in dumps]
 
 
