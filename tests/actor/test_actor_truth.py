@@ -6,7 +6,6 @@ Both scenarios run in one process of its own (`actorcases.run_scenario`), with t
 import contextlib
 import functools
 import inspect
-import json
 import math
 import sys
 from unittest.mock import patch
@@ -14,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from actorcases import main, make_dump, opened, run_scenario
+from roots import read_json, write_json
 from safetensors.torch import load_file, save_file
 
 from actordbg.actor import truth_model, truth_session
@@ -147,7 +147,7 @@ def model_of(cache):
         own.mkdir()
         save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
         (own / "config.json").write_text((tiny / "config.json").read_text())
-    return own, weights, json.loads((own / "config.json").read_text())
+    return own, weights, read_json(own / "config.json")
 
 
 def holes(actions=0, **record):
@@ -234,7 +234,7 @@ def refusals(cache):
     path, _, config = model_of(cache)
     (dropping := cache / "dropping").mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
-    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
+    write_json(dropping / "config.json", config | {"attention_dropout": 0.25})
     with opened(cache, dropping, truth="fp32") as session:
         one, other, still = (session.run(make_dump(0, training=mode), backward=False) for mode in (True, True, False))
         assert "dropout 0.25" in one.notes[0] and still.notes == () and one.training is False

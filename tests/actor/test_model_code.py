@@ -9,7 +9,7 @@ import codedmodel
 import pytest
 from commandline import tried
 from replaycases import publish
-from roots import environment, run_program
+from roots import environment, run_program, write_json
 
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
@@ -42,7 +42,7 @@ def folder_of(path, config=None, **files):
     """A model's folder with a config.json, and further JSON files by their names without the suffix."""
     path.mkdir(parents=True)
     for name, content in {"config": config or {"model_type": "llama"}, **files}.items():
-        (path / f"{name}.json").write_text(json.dumps(content))
+        write_json(path / f"{name}.json", content)
     return path
 
 

@@ -1,7 +1,6 @@
 """`actordbg matrix` as typed, over scripted workers, and a real one: shared cells give, bit for bit, what fresh processes
 give."""
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ import pytest
 from amounts import first_or_all
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow, publish
-from roots import SUPPORT
+from roots import SUPPORT, json_of
 from safetensors.torch import load_file, save_file
 
 from actordbg.base.errors import ActordbgError, Conflict, MachineFault, UsageError
@@ -46,7 +45,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store):
     said = invoke(store, asked).stdout
     assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was requested" in said
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-    plan = json.loads(invoke(store, asked, "--json").stdout)
+    plan = json_of(invoke(store, asked, "--json"))
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
 
@@ -89,7 +88,7 @@ class TestARealOne:
     def record(self, store):
         done = invoke(store, f"--quiet {self.GIVEN}")
         assert done.exit_code == 0, done.stderr
-        answer = json.loads(done.stdout)
+        answer = json_of(done)
         record = matrices.load(store, "last")
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record

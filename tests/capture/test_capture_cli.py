@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from catalogcases import fill
 from commandline import invoke, tried
-from roots import ROOT
+from roots import ROOT, json_of, read_json, write_json
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control
@@ -31,7 +31,7 @@ def run(store, line, *words, fails=None):
         assert isinstance(result.exception, fails), result.output
         return result.exception
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in " ".join([line, *words]) else result.stdout
+    return json_of(result) if "--json" in " ".join([line, *words]) else result.stdout
 
 
 def test_every_limit_gets_into_the_switch(store):
@@ -112,7 +112,7 @@ def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_
     )  # fmt: skip
     sound = next(store.counters.glob("a/*.json"))
     (store.counters / "a" / "0001-x.json").write_text("{")
-    (store.counters / "a" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
+    write_json(store.counters / "a" / "0002-x.json", read_json(sound) | {"calls": -1})
     answer = run(store, "status --json")
     (row,) = answer["processes"]
     counts = {"calls": 1_234_567, "captured": 1_200_000, "sampled_out": 30_000, "dropped": 4567}

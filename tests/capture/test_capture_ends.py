@@ -1,7 +1,6 @@
 """What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is
 recovered."""
 
-import json
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
 from commandline import invoke
 from deathcases import mounted
 from plainkit import all_same
-from roots import ROOT, SUPPORT, run_program
+from roots import ROOT, SUPPORT, json_of, run_program
 from soaking import Actor
 from victims import inputs, wait_for
 
@@ -66,7 +65,7 @@ def status(store):
     """The total of `dump status`, and its words."""
     answers = [invoke(store, "dump status", *more) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
-    return json.loads(answers[0].stdout)["total"], answers[1].output
+    return json_of(answers[0])["total"], answers[1].output
 
 
 def balanced(total):
@@ -294,5 +293,5 @@ def test_a_short_soak_keeps_exact_books():
     done = run_program(command, env=environment)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout)
+    told = json_of(done)
     assert told["calls"] >= 800 and told["calls_of_the_long_life"] == 800

@@ -1,14 +1,13 @@
 """What somebody else, or an accident, put in the place of a file or a folder of the recorder; and arguments that no file can hold."""
 
 import ast
-import json
 import os
 
 import pytest
 import torch
 from capturekit import Recording, SignatureA, ids
 from commandline import invoke
-from roots import run_program
+from roots import read_json, run_program
 from runkit import clean_environment, python
 
 from actordbg.capture.control import Control
@@ -126,7 +125,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     for folder in (dump.parent, counters.parent):
         left = {path.name for path in folder.glob(f"{TEMPORARY}*")}
         assert left == {mine, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"}
-    assert json.loads(counters.read_bytes()) and read_counters(counters)["captured"] == 1
+    assert read_json(counters) and read_counters(counters)["captured"] == 1
 
 
 def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store):

@@ -1,10 +1,9 @@
 """What a selection says of what is not there, why it is empty, and the selections that have names."""
 
-import json
-
 import catalogcases as cases
 import pytest
 from commandline import run_here, tried
+from roots import json_of
 
 from actordbg.base.errors import NothingToDo
 from actordbg.catalog import selections
@@ -100,11 +99,11 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(store):
 def test_a_replay_takes_a_selection_by_name(twelve, options, inputs):
     done = tried(twelve, "replay --dry-run --json", *options)
     assert done.exit_code == 0, done.exception
-    assert json.loads(done.stdout)["selected"] == inputs
+    assert json_of(done)["selected"] == inputs
 
 
 def test_the_columns_are_listed_with_their_headings():
-    answer = json.loads(run_here("dump", "columns", "--json").stdout)
+    answer = json_of(run_here("dump", "columns", "--json"))
     assert {one["heading"]: one["name"] for one in answer if one["heading"]} == {
         "S": "seq_len",
         "B": "batch_size",

@@ -3,7 +3,6 @@
 The asserts are in the scenarios (`causecases`), which run in processes of their own.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from actorcases import run_scenario
 from amounts import first_or_all
 from commandline import run_here
+from roots import json_of
 
 pytestmark = pytest.mark.forked
 
@@ -30,7 +30,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
         assert (said or "RIGHT") in " ".join(checked.stdout.split()), checked.output
         assert checked.exit_code == (1 if said else 0), checked.output
         compared = run_here("--store", folders[name], "compare", "last", "recorded", "--json")
-        explained = json.loads(compared.stdout)["explained"]
+        explained = json_of(compared)["explained"]
         if said:
             assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
             assert explained["causes"][0]["amount"] == pytest.approx(1.0, abs=1e-4) and explained["dumps"] == 2
@@ -72,7 +72,7 @@ def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(sides, name, others, w
 
 def explanation_of(store, *more):
     asked = ["--store", store, "explain", "last", "--against", "rollout", *more, "--json"]
-    return json.loads(run_here(*asked).stdout)
+    return json_of(run_here(*asked))
 
 
 @pytest.fixture(scope="module")

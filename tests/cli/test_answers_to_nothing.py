@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from commandline import program, run_here, tried, typed
+from roots import json_of
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
 from actordbg.dumps.create import create_dumps
@@ -90,7 +91,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
 )
 def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty, line, code):
     done = typed(line.replace("STORE", str(sixty.root)))
-    error = json.loads(done.stdout)["error"]
+    error = json_of(done)["error"]
     assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
     assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]
 
@@ -98,14 +99,14 @@ def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(s
 def test_an_error_behind_an_answer_is_no_second_document():
     code = "from actordbg.cli import output; output.emit_json({})"
     done = program("--store", "/nowhere", "dump", "ls", "--json", code=code)
-    assert done.returncode == 4 and json.loads(done.stdout) == {}
+    assert done.returncode == 4 and json_of(done) == {}
     done = program("--store", "/proc/nowhere", "run", "python", "job.py", "--json")
     assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr, "words of a job ask for no JSON"
 
 
 def test_a_store_may_be_named_behind_the_command_and_once(sixty):
     done = run_here("dump", "ls", "--store", sixty.root, "--json")
-    assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
+    assert done.exit_code == 0 and len(json_of(done)) == 60
     for words in (["--store", "a", "dump", "ls", "--store", "b"], ["--store", "a", "--store", "b", "dump", "ls"]):
         with pytest.raises(UsageError, match="--store takes one value, but is given more than once"):
             run_here(*words, catch_exceptions=False)

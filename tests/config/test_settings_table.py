@@ -1,6 +1,5 @@
 """A setting has one home: a field added to the table, in one place, is found in everything that derives from it."""
 
-import json
 import os
 import shutil
 import sqlite3
@@ -8,7 +7,7 @@ import sys
 
 import catalogcases as cases
 import pytest
-from roots import ROOT, SUPPORT, run_program
+from roots import ROOT, SUPPORT, json_of, run_program
 
 from actordbg.catalog.indexer import refresh
 from actordbg.store.layout import Store
@@ -90,7 +89,7 @@ def found(copy, old_store):
     """What the copy makes of the new setting."""
     done = run(copy, "-c", PROBE, str(old_store.root))
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     return answer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from casefiles import cases_of
 from commandline import run_here
-from roots import ROOT, script
+from roots import ROOT, json_of, script
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
@@ -282,9 +282,7 @@ def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_i
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
     arguments = ["doctor", "--quick"]
     done = run_here(*arguments, "--json")
-    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout)[
-        "checks"
-    ] and done.exit_code == 0
+    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json_of(done)["checks"] and done.exit_code == 0
     here.python.uninstall("safetensors")
     done = run_here(*arguments)
     assert done.exit_code == 4 and "pip install" in done.stdout

@@ -16,6 +16,7 @@ from commandline import run_here, tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import json_of, read_json, write_json
 
 from actordbg.base.errors import (
     ActordbgError,
@@ -49,7 +50,7 @@ def files_of(store):
 def run(store, *words, code=0):
     done = run_here("--store", store, *words, "--json")
     assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
+    return json_of(done)
 
 
 MINE, TRUTH = "20260101T000000-aaaaaa", "20260101T000001-bbbbbb"
@@ -73,7 +74,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_
         give_away(store.dumps / "led", monkeypatch)
     folder = store.replays / MINE
     write_replay(store, MINE, [item])
-    spec = json.loads((folder / "spec.json").read_text())
+    spec = read_json(folder / "spec.json")
     spec["inputs"][0]["path"] = path
     atomic_write(folder / "spec.json", json.dumps(spec).encode())
     if "bundle" in way:
@@ -91,8 +92,8 @@ def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path)
     run(store.root, "compare", MINE, TRUTH)
     private_dump(tmp_path)
     (file,) = store.comparisons.glob("*.json")
-    record = json.loads(file.read_text()) | {field: "../../private", "verdict": "mismatch"}
-    file.write_text(json.dumps(record))
+    record = read_json(file) | {field: "../../private", "verdict": "mismatch"}
+    write_json(file, record)
     before = sorted(tmp_path.rglob("*"))
     done = tried(store, *words, file.stem)
     assert isinstance(done.exception, CorruptDump) and f"its {field} is '../../private'" in done.exception.message

@@ -6,7 +6,6 @@ subprocesses, sockets and more: it must see nothing at all.
 """
 
 import collections
-import json
 import os
 import pickle
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from oldpickles import decode
-from roots import ROOT
+from roots import ROOT, json_of
 
 from actordbg.base.errors import ActordbgError, UnsafeInput
 from actordbg.dumps.child_pool import LegacyReader, Limits
@@ -188,7 +187,7 @@ AUDITED = """if True:
 def audited(reader, files):
     done = outside(AUDITED, pickle.dumps(files), reader)
     assert done.returncode == 0, done.stderr.decode()
-    events, refused = json.loads(done.stdout)
+    events, refused = json_of(done)
     return events, refused
 
 

@@ -3,8 +3,6 @@
 The asserts are in the scenarios (`locatecases`), which run in processes of their own.
 """
 
-import json
-
 import brokenactor
 import census
 import locatecases
@@ -15,6 +13,7 @@ from actorcases import run_scenario
 from amounts import first_or_all
 from commandline import invoke, run_here
 from replaycases import publish
+from roots import json_of
 from torch import Tensor, nn
 
 from actordbg.catalog.query import newest_configuration
@@ -74,11 +73,11 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
         monkeypatch.setenv(name, value)
     options = ["--store", str(store.root), "check", "--dtype", "bf16", "--packing", "--through", "rows", "--json"]
     found = run_here(*options)
-    answer = json.loads(found.stdout)
+    answer = json_of(found)
     assert found.exit_code == 1 and answer["verdict"] == "WRONG" and said in answer["sentence"], answer["sentence"]
     replays = len(list(store.replays.iterdir()))
     again = invoke(store, "explain", answer["replay_id"], "--json")
-    why = json.loads(again.stdout)["explanation"]
+    why = json_of(again)["explanation"]
     assert said in str(why["what"] + why["where"]), why
     assert dumps == 1 or not any(text.startswith("all ") for text in why["ruled_out"]), "those of the other dump are not"
     assert len(list(store.replays.iterdir())) == replays, "what the check judged is not judged again"
@@ -93,7 +92,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     options = ["--store", str(store.root), "locate", "--json"]
     asked = [*options, "--dtype", "bf16", "--packing", "--through", "rows"]
     healthy = run_here(*asked)
-    answer = json.loads(healthy.stdout)
+    answer = json_of(healthy)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
     assert answer["located"]["places"] == 53 and answer["looked_at"] == 114 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
@@ -104,7 +103,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
     assert newest_configuration(store).replay_id == answer["replay_id"], "that of a replay's modules keeps no tensors to compare"
     explained = run_here(*options[:2], "explain", "--json")
-    why = json.loads(explained.stdout)["explanation"]
+    why = json_of(explained)["explanation"]
     assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output
     assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
     refused = run_here(*options, answer["replay_id"], "--packing")

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from roots import ROOT, environment, run_program
+from roots import ROOT, environment, read_json, run_program
 
 from benchmarks.gpu import make_kit as making, run_kit as kit
 
@@ -26,7 +26,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path, mo
     monkeypatch.setattr(kit, "STEPS", steps)
     out = tmp_path / "out"
     assert kit.main(["--kit", str(ROOT), "--out", str(out), "--here"]) == 1
-    found = {step["name"]: step for step in json.loads((out / "report.json").read_text())["steps"]}
+    found = {step["name"]: step for step in read_json(out / "report.json")["steps"]}
     assert [found[step.name]["status"] for step in steps] == ["no CUDA", "failed", "took too long", "passed"]
     assert found["broken"]["why"] == "ValueError: boom" and found["keeps"]["figures"] == {"text": "42 of them"}
     first, whole = (out / "report.md").read_text().partition("\n")[::2]
@@ -37,7 +37,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path, mo
 def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert kit.main(["--kit", str(ROOT), "--out", str(tmp_path / "out")]) == 1
-    answer = json.loads((tmp_path / "out" / "report.json").read_text())
+    answer = read_json(tmp_path / "out" / "report.json")
     assert [(step["name"], step["status"]) for step in answer["steps"]] == [("install", "failed")]
     assert "FileNotFoundError" in (tmp_path / "out" / "report.md").read_text()
     assert "Did not pass: install" in answer["not_run"]

@@ -14,6 +14,7 @@ from casefiles import cases_of
 from catalogcases import record
 from commandline import in_json, invoke
 from replaycases import publish
+from roots import read_json, write_json
 
 import actordbg
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, Unsupported, UsageError
@@ -200,9 +201,9 @@ def with_template(model, folder, template):
     for file in model.iterdir():
         if file.name.startswith("tokenizer"):
             (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = read_json(folder / "tokenizer_config.json")
     config["chat_template"] = template or ""
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(folder / "tokenizer_config.json", config)
     return str(folder)
 
 

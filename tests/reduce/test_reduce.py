@@ -21,7 +21,7 @@ from commandline import invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from roots import run_program
+from roots import json_of, run_program, write_json
 from test_gates import loads_that_may_ask, starts_with_our_input
 from victims import wait_for
 
@@ -481,7 +481,7 @@ def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(run
     """Nothing that loads it is started; if it changes afterwards, the script says itself that its code does not run."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": codedmodel.AUTO_MAP}))
+    write_json(folder / "config.json", {"model_type": "own", "auto_map": codedmodel.AUTO_MAP})
     case = replace(SCRIPTS["checkpoint"], checkpoint=str(folder))
     monkeypatch.setattr(subprocess, "run", lambda *what, **how: pytest.fail("it ran"))
     monkeypatch.setattr(subprocess, "Popen", lambda *what, **how: pytest.fail("it ran"))
@@ -570,7 +570,7 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypa
     """
     model = tmp_path / "private" / "opt"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(FAMILIES["opt"].config))
+    write_json(model / "config.json", FAMILIES["opt"].config)
     settings = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": True}
     write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), model=str(model), backward=False, **settings)
     check, answers = Checks.of, iter([(FINGERPRINT, settings | {"vocab_size": 256})])
@@ -579,7 +579,7 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypa
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
     done = invoke(store, *words)
     assert done.exit_code == 0, done.output
-    shown = json.loads(done.stdout)
+    shown = json_of(done)
     assert shown["lines"] < 120 and "depends on row 0" in shown["title"] and "WRONG" in shown["output"]
     (file,) = store.root.glob("reductions/*/reduction.json")
     record = Reduction.from_file(file)

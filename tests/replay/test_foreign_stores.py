@@ -1,6 +1,5 @@
 """A colleague's store is read freely. What in it decides what runs is shown, and confirmed; one's own is never asked for."""
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -14,7 +13,7 @@ from commandline import in_json, invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from roots import run_program
+from roots import run_program, write_json
 from torch._inductor.runtime.runtime_utils import default_cache_dir
 
 from actordbg.actor.actors import actors_of
@@ -237,7 +236,7 @@ def test_at_a_terminal_it_is_asked(monkeypatch):
 def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path):
     work = tmp_path / "replays" / REPLAY / "work-0-1.json"
     work.parent.mkdir(parents=True)
-    mailbox_of(work).write_text(json.dumps({"work": "/home/me/.config/work-0-1.json"}))
+    write_json(mailbox_of(work), {"work": "/home/me/.config/work-0-1.json"})
     assert await_next(work) == tmp_path / "replays" / ".config" / "work-0-1.json"
 
 

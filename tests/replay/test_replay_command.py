@@ -1,6 +1,5 @@
 """`actordbg replay` as typed: what it selects, refuses and answers. Nothing here starts a worker except the last test."""
 
-import json
 import sqlite3
 import sys
 from functools import partial
@@ -12,7 +11,7 @@ from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
-from roots import environment, run_program
+from roots import environment, json_of, run_program, write_json
 from supervised import spec_of
 
 from actordbg.api.desk import Desk
@@ -47,7 +46,7 @@ def invoke(store, line="", *words):
 
 
 def planned(store, line="", *words):
-    answer = json.loads(invoke(store, f"--dry-run --json {line}", *words).stdout)
+    answer = json_of(invoke(store, f"--dry-run --json {line}", *words))
     return answer
 
 
@@ -63,10 +62,10 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(st
     """The second worker dies on start-up, three times."""
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
-    (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
+    write_json(store.replays / spec.replay_id / "script.json", script)
     monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=partial(launch, module="fake_worker")))
     result = typed(store, "replay", "--resume", spec.replay_id, "--json")
-    answer = json.loads(result.stdout)
+    answer = json_of(result)
     assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
     assert isinstance(result.exception, LaunchProblem) and answer["restarts"] == 3
     plan = typed(store, "replay", "--resume", spec.replay_id, "--dry-run")
@@ -114,7 +113,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     assert reason in caught.value.message and "--allow-empty" in caught.value.hint
     allowed = invoke(store, "--where seq_len>4096 --allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
-    empty = json.loads(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty").stdout)
+    empty = json_of(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty"))
     assert reason in empty["sentence"] and empty["selected"] == 0
     assert list(store.replays.glob("*")) == []
 
@@ -165,7 +164,7 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store, monke
     assert [(config.backend, config.zero_stage) for config in ran] == [("deepspeed", 2)] * 4
     for options, expected in (([], {"deepspeed"}), (["--backend", "plain,fsdp2"], {"plain", "fsdp2"})):
         plan = commandline.invoke(store, "matrix --attn sdpa --compile off", *options, "--dry-run", "--json")
-        assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
+        assert {cell["config"]["backend"] for cell in json_of(plan)["cells"]} == expected
 
 
 def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store, old_cpu):
@@ -371,7 +370,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
     done = invoke(store, *arguments, "--json")
     assert done.exit_code == 1, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
     assert answer["failures"][0]["signature"] == "damaged-dump" and answer["failures"][0]["ways_out"]
     rows = {record.dump_id: record.status for record in results_for(store, answer["replay_id"])}

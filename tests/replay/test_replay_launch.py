@@ -1,6 +1,5 @@
 """What is started: command lines and environments."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from roots import ROOT, environment, run_program
+from roots import ROOT, environment, read_json, run_program
 
 from actordbg.base import processes
 from actordbg.base.processes import describe_status, session_members
@@ -70,7 +69,7 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(backend,
     ]
     assert start(real, child_environment(config, os.environ), theirs.with_name("launcher.log")).process.wait(600) == 0
     for rank in (0, 1):
-        mine, other = (json.loads((work.parent / f"rank{rank}.json").read_text()) for work in (ours, theirs))
+        mine, other = (read_json(work.parent / f"rank{rank}.json") for work in (ours, theirs))
         for about in (mine, other):
             about["environ"] = {k: v for k, v in about["environ"].items() if k not in DIFFERENT | BY_THE_REAL_ALONE}
             about["words"] = [word for word in about["words"] if "work.json" not in word]
@@ -102,7 +101,7 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path, monkey
     finally:
         consent.withhold()
         consent.use_plugin(None)
-    words = json.loads((tmp_path / "rank0.json").read_text())["words"]
+    words = read_json(tmp_path / "rank0.json")["words"]
     given = words[words.index(consent.FLAG) : words.index("--first-worker")]
     assert given == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 

@@ -16,7 +16,7 @@ import pytest
 import storecases
 from commandline import run_here
 from fsspec.implementations.local import LocalFileSystem
-from roots import ROOT, SUPPORT, environment
+from roots import ROOT, SUPPORT, environment, json_of, read_json, write_json
 from supervised import Bench, make_spec, statuses
 
 from actordbg.base.errors import EnvironmentProblem, Refused, StoreProblem, UsageError
@@ -123,7 +123,7 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
 def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours, theirs, there):
     for side in ("a", "b"):
         store = Store(tmp_path / side).create()
-        (store.root / "control.json").write_text(json.dumps({"run": side}))
+        write_json(store.root / "control.json", {"run": side})
         for place in ("backups/0a/origin.json", "controls/job.json", f"counters/{side}/0-host-1-0.json"):
             (store.root / place).parent.mkdir(parents=True)
             (store.root / place).write_text(side)
@@ -131,7 +131,7 @@ def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours,
         mirror.pull()
         mirror.push()
     assert set(files_of(there)) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
-    assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
+    assert read_json(tmp_path / "a" / "control.json")["run"] == "a"
 
 
 def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path, there, url):
@@ -170,7 +170,7 @@ def moved(*words, code=0):
     """What `store pull` or `store push` left out."""
     done = run_here("store", *words, "--json")
     assert done.exit_code == code, (done.output, done.exception)
-    left = json.loads(done.stdout)["skipped"]
+    left = json_of(done)["skipped"]
     return left
 
 

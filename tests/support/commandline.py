@@ -1,14 +1,13 @@
 """The command line, in this process and as a program."""
 
 import io
-import json
 import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
-from roots import run_program
+from roots import json_of, run_program
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
@@ -58,7 +57,7 @@ def invoke(store, line, *words):
 
 def in_json(store, line, *words):
     """What a command answers under --json."""
-    return json.loads(invoke(store, line, *words, "--json").stdout)
+    return json_of(invoke(store, line, *words, "--json"))
 
 
 def function_of(name):

@@ -12,7 +12,7 @@ import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, truth_of
 from commandline import run_here
-from roots import ROOT, run_program
+from roots import ROOT, json_of, run_program
 
 from actordbg.actor.rules import check_config, leaked
 from actordbg.config.choices import Facts
@@ -201,7 +201,7 @@ def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_proce
 def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     listed = run_here("adapters", "plain", "--json")
-    assert listed.exit_code == 0 and json.loads(listed.stdout)[0]["version"] == version("transformers")
+    assert listed.exit_code == 0 and json_of(listed)[0]["version"] == version("transformers")
     template = run_here("adapters", "--template").stdout
     (tmp_path / "from_template.py").write_text(template.replace("MY_TRAINER.MODULE:CLASS.METHOD", "from_template:read_call"))
     answer = run_here("adapters", "from_template:MyTrainer")

@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import json
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
 from commandline import invoke, run_here
-from roots import FORKED, ROOT, run_program
+from roots import FORKED, ROOT, json_of, read_json, run_program, write_json
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
@@ -209,9 +208,9 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, reco
     said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
     differs = "1 of 21 parameters differ from those recorded at step 1: lm_head.weight"
     assert said == f"{differs}; they are those that were recorded at step 0 (21 parameters)"
-    record = json.loads(files[1].read_text())
+    record = read_json(files[1])
     record["parameters"]["lm_head.weight"]["sample"] = "0000c07f"  # NaN
-    files[1].write_text(json.dumps(record))
+    write_json(files[1], record)
     facts = statement(recording.root, inputs, session)
     assert facts[RECORDED_WEIGHTS].endswith("; the run's own values were not finite: lm_head.weight"), "a fault of the run"
     assert facts[MET_WEIGHTS]["other"] == {} and facts[MET_WEIGHTS]["same"] == [0, 1], "and not another step's weights"
@@ -238,7 +237,7 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, r
 
     def check(*words):
         done = run_here("--store", recording.root, "check", "--recorded", "--json", "--model", folder, *words)
-        return json.loads(done.stdout) | {"code": done.exit_code}
+        return json_of(done) | {"code": done.exit_code}
 
     answer = check("--junit", str(tmp_path / "junit.xml"))
     assert (answer["verdict"], answer["code"]) == ("RIGHT", 0)
