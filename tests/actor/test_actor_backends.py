@@ -35,7 +35,7 @@ def fake(cache):
     found = {}
     for name in ("plain", "fake"):
         with opened(cache, backend=name, seed=7) as session:
-            outcome = session.run(make_dump(0), backward=True)
+            outcome = session.run(make_dump(), backward=True)
             found[name] = [session.resolved["backend"], outcome.gradient_over, outcome.log_probs.tolist(), outcome.grad_norm]
     return found
 

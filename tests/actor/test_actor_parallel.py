@@ -66,9 +66,9 @@ def parallel(cache):
 def dumps():
     """By name: the same call unpacked and packed, with a temperature, and two other calls."""
     return {
-        "unpacked": make_dump(0),
-        "packed": make_dump(0, packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
-        "warm": make_dump(0, packing_samples=True, temperature=0.5),
+        "unpacked": make_dump(),
+        "packed": make_dump(packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
+        "warm": make_dump(packing_samples=True, temperature=0.5),
         "left": make_dump(1, length=40, packing_samples=True),
         "right": make_dump(2, length=33, packing_samples=True),
     }
@@ -76,7 +76,7 @@ def dumps():
 
 def of_a_ring_of_four():
     """A call that was recorded in a ring of four ranks."""
-    dump = make_dump(0, packing_samples=True)
+    dump = make_dump(packing_samples=True)
     groups = {"ring_attn_group": {"size": 4, "rank": 0}}
     return replace(dump, record=replace(dump.record, process_groups=groups))
 
@@ -85,7 +85,7 @@ def one_backend(cache, rank, settings, plain):
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     defaults, ring, fsdp2 = (
-        make_dump(0, packing_samples=True, grad_enabled=True).record,
+        make_dump(packing_samples=True, grad_enabled=True).record,
         config.ring > 1,
         config.backend == "fsdp2",
     )
@@ -182,7 +182,7 @@ def tied(cache):
     outcomes = []
     for settings in ({}, {"backend": "fsdp2", "tp": 2}):
         with opened(cache, folder, dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings) as session:
-            outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
+            outcomes.append(session.run(make_dump(vocab=512), backward=True, keep=True))
     is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
 
 
@@ -205,7 +205,7 @@ def with_a_router_in_fp32(cache):
     log_probs = []
     for backend in ("plain", "fsdp2"):
         with opened(cache, cache / "router", dtype="bf16", nproc=2, backward=True, backend=backend) as session:
-            log_probs.append(session.run(make_dump(0, vocab=512), backward=True, keep=True).log_probs)
+            log_probs.append(session.run(make_dump(vocab=512), backward=True, keep=True).log_probs)
             assert session.model.model.layers[0].mlp.gate.weight.dtype == torch.float32
     assert torch.allclose(*log_probs, atol=0.02), "FSDP2 rounds what a layer is given"
 

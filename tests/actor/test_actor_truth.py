@@ -152,7 +152,7 @@ def model_of(cache):
 
 def holes(actions=0, **record):
     """Rows of 12 tokens with the masks of HOLES; of the actions those that have a predecessor."""
-    dump = make_dump(0, length=12, actions=0, **record)
+    dump = make_dump(length=12, actions=0, **record)
     attention = torch.tensor(HOLES)
     dump.tensors["attention_mask"] = attention
     if actions:
@@ -210,17 +210,17 @@ def gradient(session, weights, config, dump):
 
 def refusals(cache):
     """Ask for what has no truth, keep gradients, and replay a recorded training pass of a model with dropout."""
-    orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
+    orphan, numbered, fork = make_dump(), make_dump(), make_dump()
     orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
     numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2
     fork.tensors["pixel_values"] = torch.zeros(3, 2)
-    packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
+    packed = make_dump(arguments={"packed_seq_lens": [4, 5]})
     refused = {"no model predicts it": orphan, "0 and 1": numbered, "pixel_values": fork, "packed_seq_lens": packed}
     with opened(cache, truth="fp64", keep_gradients=True) as session:
         for why, dump in refused.items():
             with pytest.raises(Unsupported, match=why):
                 session.run(dump, backward=False)
-        kept = session.run(make_dump(0), backward=True, keep=True)
+        kept = session.run(make_dump(), backward=True, keep=True)
         assert {"log_probs", "mask", "grad/lm_head.weight"} <= set(kept.tensors)
         assert {tensor.dtype for tensor in kept.tensors.values()} == {torch.bool, torch.float32}
         assert kept.gradients["lm_head.weight"]["numel"] == 4096 * 64 and kept.tensors["grad/lm_head.weight"].numel() == 65_536
@@ -229,14 +229,14 @@ def refusals(cache):
             session.model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
         assert sum(narrowed.counts.values()) > 10, "the check of fp64 would see it"
         with patch.object(truth_model, "in_double", lambda _: contextlib.nullcontext()):
-            assert any("in float32" in note for note in session.run(make_dump(0), backward=False).notes)
+            assert any("in float32" in note for note in session.run(make_dump(), backward=False).notes)
 
     path, _, config = model_of(cache)
     (dropping := cache / "dropping").mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
     write_json(dropping / "config.json", config | {"attention_dropout": 0.25})
     with opened(cache, dropping, truth="fp32") as session:
-        one, other, still = (session.run(make_dump(0, training=mode), backward=False) for mode in (True, True, False))
+        one, other, still = (session.run(make_dump(training=mode), backward=False) for mode in (True, True, False))
         assert "dropout 0.25" in one.notes[0] and still.notes == () and one.training is False
         assert one.log_probs.equal(other.log_probs) and one.log_probs.equal(still.log_probs)
 

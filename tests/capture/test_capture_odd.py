@@ -62,7 +62,7 @@ def test_half_of_a_surrogate_pair_costs_no_dump(store):
     recording, actor = Recording(store), Taking()
     actor.model = torch.nn.Linear(1, 1)
     actor.model.config = type("Config", (), {"_name_or_path": "/models/caf\udce9"})()
-    recording.forward(actor, ids(seed=0), "x\ud800y", "whole: \U0001f600")
+    recording.forward(actor, ids(), "x\ud800y", "whole: \U0001f600")
     recording.forward(actor, ids(seed=1), ["\udc80"], {"\ud800": 1})
     with pytest.raises(ValueError, match="a file called"):
         recording.forward(actor, ids(seed=2), "broken")

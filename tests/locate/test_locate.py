@@ -68,7 +68,7 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
     """part: of the replay's time, which inputs of other lengths may take; 0: only a dump that is known to be wrong is judged."""
     monkeypatch.setattr("actordbg.judge.check.OTHER_LENGTHS", part)
     publish(store, 1, batch=3, length=48)
-    (long,) = publish(store, 1, batch=2, length=200, first=1)
+    (long,) = publish(store, 1, length=200, first=1)
     for name, value in brokenactor.environment(tmp_path / "fault", fault).items():
         monkeypatch.setenv(name, value)
     options = ["--store", str(store.root), "check", "--dtype", "bf16", "--packing", "--through", "rows", "--json"]

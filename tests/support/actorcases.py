@@ -126,7 +126,7 @@ def failing(session):
     layer = next(module for module in session.actor.modules() if isinstance(module, torch.nn.Linear))
     hook = layer.register_forward_pre_hook(raising)
     try:
-        session.run(make_dump(0), backward=False)
+        session.run(make_dump(), backward=False)
     except Exception as error:  # noqa: BLE001
         return type(error).__name__
     finally:

@@ -30,7 +30,7 @@ from actordbg.store.payload import encode, load
 
 def sampled(model, seed, rows):
     """A call padded on both sides, whose answers the model sampled with top-p 0.9."""
-    dump = dump_of("both", rows=rows, length=128, actions=110, seed=seed)
+    dump = dump_of(rows=rows, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
     sequences, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
     prompts = torch.stack([ids[real][:16] for ids, real in zip(sequences, masks, strict=True)])

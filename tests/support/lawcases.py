@@ -81,7 +81,7 @@ def dump_of(side="both", rows=3, length=24, actions=8, seed=0, **record):
 
 def healthy(cache):
     """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law failed."""
-    no_rows = dump_of("both", rows=3)
+    no_rows = dump_of()
     no_rows.tensors["action_mask"][1] = False
     one_token = dump_of("left", rows=2)
     one_token.tensors["action_mask"] = torch.zeros(2, 8, dtype=torch.bool)
@@ -90,7 +90,7 @@ def healthy(cache):
     dumps = {
         "left": dump_of("left"),
         "right": dump_of("right", actions=0, arguments={"return_logprobs": True}),
-        "both": dump_of("both", **entropies),
+        "both": dump_of(**entropies),
         "one token": one_token,
         "a row without": no_rows,
         "one row": dump_of("left", rows=1),
@@ -125,7 +125,7 @@ def broken(cache):
     for name, (family, packing, fault, settings, laws) in first_or_all([*FAULTS.items()], 15):
         for dtype in ("fp32", "bf16") if name in IN_BOTH and WHOLE else ("bf16",):
             with fault():
-                found[name] = answers = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
+                found[name] = answers = of_a_family(cache, family, dtype, packing, dump_of(), **settings)[0]
             red = {law for law, one in answers.items() if one["verdict"] in BAD}
             assert red == set(laws) if name in ALONE else red >= set(laws), (name, dtype, answers)
             if name == "qwen3.5 packed":

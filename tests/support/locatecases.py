@@ -126,7 +126,7 @@ def backward(cache):
         with opened(cache, three_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True) as session:
             for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                    found = local(session, dump_of(length=64), backward=True)
                 said = sorted(lines_of(found))
                 assert found.word == WRONG and len(said) == len(expected), (dtype, packing, name, said)
                 assert all(line.startswith(words) for line, words in zip(said, sorted(expected), strict=True)), (name, said)
@@ -136,10 +136,10 @@ def backward(cache):
             session.model.enable_input_require_grads()
             for name, parameter in session.model.named_parameters():
                 parameter.requires_grad_("up_proj" in name)  # as with an adapter: most of the model is frozen
-            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            found = local(session, dump_of(length=64), backward=True)
             assert found.word == RIGHT and found.located.gradients > 40 and not found.unchecked, found
             with BACKWARD["scaled"][0](session.model):
-                found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                found = local(session, dump_of(length=64), backward=True)
             assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
 
 
@@ -183,10 +183,10 @@ def routing(cache):
         with opened(cache, model_with(cache, family), dtype=dtype, packing=True, through="rows", backward=True) as session:
             for name, (plant, said, module) in (ROUTED | shared).items():
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                    found = local(session, dump_of(length=64), backward=True)
                 assert found.said.startswith(said) and not found.unchecked, (family, dtype, name, found.said)
                 assert all(f"layers.1.mlp.{module}" in place.module for place in found.located.wrong), (family, name, found)
-            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            found = local(session, dump_of(length=64), backward=True)
             assert found.word == RIGHT and not found.unchecked, (family, dtype, found)
 
 
@@ -218,7 +218,7 @@ def faults(cache):
         with opened(cache, three_layers(cache, family), dtype=dtype, packing=True, through="rows") as session:
             for name, (plant, where, cause) in FAULTS.items():
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64))
+                    found = local(session, dump_of(length=64))
                 case, wrong = (family, dtype, name, found.said), found.located.wrong
                 assert found.word == WRONG and found.located.places > 70, case
                 assert [cause in each for each in found.differences] == [True] * bool(cause), case
@@ -287,7 +287,7 @@ def compiled(cache):
     """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
     model = str(model_of(cache, "llama"))
     with opened(cache, model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager") as session:
-        found = local(session, dump_of("both", rows=3, length=40))
+        found = local(session, dump_of(length=40))
         assert found.word == RIGHT and "the log-probs; all other places ran eagerly" in found.located.notes[0], found
         assert session.resolved["compile_backend"] == "eager"
         graph = session.model._compiled_call_impl
@@ -298,7 +298,7 @@ def compiled(cache):
             return output
 
         with patch.object(session.model, "_compiled_call_impl", wrong):
-            found = local(session, dump_of("both", rows=3, length=40))
+            found = local(session, dump_of(length=40))
         assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
 
 
@@ -337,7 +337,7 @@ def foreign(cache):
             for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
                 model = three_layers(cache, family)
                 with registered(attend), opened(cache, model, dtype=dtype, attn="sdpa", through="rows", packing=True) as session:
-                    found = local(session, dump_of("both", rows=3, length=64), backward=dtype != "fp16")
+                    found = local(session, dump_of(length=64), backward=dtype != "fp16")
                     assert [*session.resolved["foreign_code"].values()] == ["sdpa attention"], session.resolved
                 said = found.said, [place.what for place in found.located.wrong]
                 assert found.word == word and not found.differences, (family, dtype, said)
@@ -348,7 +348,7 @@ def second_tokens(cache):
     """Where only second tokens are judged, whose first token sees itself alone, gradients of queries and keys are only rounding."""
     from judged import Truths, judge
 
-    dump = dump_of("none", rows=3, actions=23)
+    dump = dump_of("none", actions=23)
     dump.tensors["action_mask"][:, 1:] = False
     for family in first_or_all(("llama", "qwen2")):
         model = three_layers(cache, family)
@@ -371,7 +371,7 @@ def kernels(cache):
     for dtype in first_or_all(("bf16", "fp32")):
         for attn, word in cells:
             with opened(cache, model, dtype=dtype, attn=attn, through="rows") as session:
-                found = local(session, dump_of("both", rows=3, length=64))
+                found = local(session, dump_of(length=64))
             said = found.said, [place.what for place in found.located.wrong]
             assert found.word == word and not found.differences, (dtype, said)
             if word == WRONG:
@@ -420,11 +420,11 @@ def streamed(cache):
             session.model.register_forward_hook(lambda *_, ran=ran: ran.update(["forward"]))
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
             for backward in (True, False) if WHOLE and family == "llama" else (True,):
-                whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                whole = local(session, dump_of(length=64), backward=backward)
                 assert most == [0], most
                 ran.clear()
                 with small(), patch.object(Streamed, "_put", counted):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                    found = local(session, dump_of(length=64), backward=backward)
                 own = found.located
                 assert most == [1] and ran["forward"] <= 3 and ran["backward"] <= 2, (family, most, ran)
                 assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
@@ -471,7 +471,7 @@ def together(cache):
     for name, settings in first_or_all([*TOGETHER.items()], 5):
         model = experts if "experts" in name else dense
         config = ReplayConfig(**({"model": model, "dtype": "bf16", "nproc": 2, "packing": True, "backward": True} | settings))
-        own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
+        own = dump_of() if config.lanes == 1 else (dump_of("left"), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
             if config.dtype == "bf16":
                 stay_in_step(session, own, name)
