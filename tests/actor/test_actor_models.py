@@ -6,6 +6,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from casefiles import json_cases
 from roots import read_json, write_json
 
 from actordbg.actor.models import build_tiny, ensure_tiny, locate, truncate
@@ -42,21 +43,7 @@ def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_anot
     assert not any(path.name.startswith(".") for path in cache.iterdir())
 
 
-@pytest.mark.parametrize(
-    "config, shorter",
-    [
-        ({"num_hidden_layers": 3}, {"num_hidden_layers": 2}),
-        ({"n_layer": 12, "n_head": 4}, {"n_layer": 2, "n_head": 4}),
-        (
-            {"num_hidden_layers": 3, "layer_types": ["a", "b", "a"]},
-            {"num_hidden_layers": 2, "layer_types": ["a", "b"]},
-        ),
-        (
-            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 3}},
-            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 2}},
-        ),
-    ],
-)
+@pytest.mark.parametrize("config, shorter", json_cases("truncated"))
 def test_truncating_keeps_the_first_layers_of_the_text_model(config, shorter):
     before = json.dumps(config)
     assert truncate(config, 2) == shorter

@@ -11,6 +11,7 @@ from pathlib import Path
 import commandline
 import pytest
 from amounts import first_or_all
+from casefiles import json_cases
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow, publish
 from roots import SUPPORT, json_of
@@ -312,24 +313,9 @@ def test_what_got_worse_than_in_the_baseline_is_a_regression(bench):
 RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "r"}
 
 
-@pytest.mark.parametrize(
-    "last, about, good, word, said",
-    [
-        ({}, {}, True, "RIGHT", ": 4 passed"),
-        ({"status": "not run", "verdict": None}, {"status": "running"}, False, "NOT CHECKED",
-         "The matrix is running, or was killed."),
-        ({"status": "not run", "verdict": None, "reason": "known to fail"}, {}, True, "RIGHT", "cell 3: known to "
-        "fail"),
-        ({"verdict": "mismatch", "max_abs": 0.5, "reason": "off"}, {}, False, "WRONG", "3 passed, 1 WRONG"),
-        ({"verdict": "not-compared", "reason": "no truth: dropout"}, {}, False, "NOT CHECKED", "cell 3: no truth: "
-        "dropout"),
-        ({"verdict": "not-compared", "violations": ("future broken: row 1",)}, {}, False, "WRONG", "future broken: "
-        "row 1"),
-        ({"verdict": None}, {"options": {"oracle": "fp32"}}, False, "NOT CHECKED", "3 passed, 1 not compared"),
-        ({"status": "failed", "verdict": None}, {}, False, "FAILED", "3 passed, 1 failed"),
-    ],
-)  # fmt: skip
-def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(bench, last, about, good, word, said):
+@pytest.mark.parametrize("last, about, result", json_cases("matrix_verdicts"))
+def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(bench, last, about, result):
+    good, word, said = result
     done = replace(bench.new(FOUR), status="complete")
     cells = [replace(cell, **(RIGHT | (last if cell.index == 3 else {}))) for cell in done.cells]
     record = replace(done, **({"cells": tuple(cells)} | about))

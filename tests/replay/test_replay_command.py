@@ -6,7 +6,7 @@ from functools import partial
 
 import commandline
 import pytest
-from casefiles import cases_of
+from casefiles import cases_of, json_cases
 from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
@@ -338,18 +338,10 @@ def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_star
     assert not any(path for folder in ("replays", "matrices", "trainchecks") for path in (store.root / folder).glob("*"))
 
 
-@pytest.mark.parametrize(
-    "variables, code, said",
-    [
-        ({"RANK": 1, "WORLD_SIZE": 8}, 0, "1 worker (plain)"),  # as in many containers' environments
-        ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, 0, ""),  # ranks other than 0 leave it to rank 0
-        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_SIZE": 1}, 0, "2 workers (deepspeed)"),
-        ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3, "more than one machine"),
-    ],
-)
-def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypatch, variables, code, said):
+@pytest.mark.parametrize("variables, result", json_cases("launchers"))
+def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypatch, variables, result):
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
-    spec = written_spec(store)
+    (code, said), spec = result, written_spec(store)
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     done = typed(store, "replay", "--dry-run")
