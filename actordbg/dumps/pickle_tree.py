@@ -32,19 +32,8 @@ import mmap
 import struct
 from math import prod
 
-from actordbg.dumps.pickle_machine import (
-    FLOATS,
-    RECORDS,
-    Machine,
-    Name,
-    Persistent,
-    PickleCall,
-    Run,
-    Span,
-    corrupt,
-    unsafe,
-    whole_numbers,
-)
+from actordbg.dumps.pickle_machine import FLOATS, RECORDS, Machine, whole_numbers
+from actordbg.dumps.pickle_notes import Name, Persistent, PickleCall, Run, Span, corrupt, unsafe
 
 DTYPES: dict[str, tuple[str, int]] = {
     "BoolStorage": ("bool", 1),
