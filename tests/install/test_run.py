@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from casefiles import json_cases
 from commandline import tried
 from roots import run_program, script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
@@ -86,17 +87,9 @@ def test_an_interrupted_job_is_switched_off(store):
     assert (during, is_on(store), process.returncode) == (True, False, 143)
 
 
-@pytest.mark.parametrize(
-    "words, code, said",
-    [
-        (["no-such-program"], 4, "there is no program no-such-program"),
-        (["--run", "a/b", "true"], 2, "is not a valid run name"),
-        (["--on", "nonsense", "true"], 2, "--on"),
-        (["--max-bytes", "many", "true"], 2, "many"),
-        ([], 2, "COMMAND"),
-    ],
-)
-def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
+@pytest.mark.parametrize("words, result", json_cases("run_refused"))
+def test_bad_input_starts_nothing_and_is_explained(store, words, result):
+    code, said = result
     done = tried(store, "run", *words)
     assert getattr(done.exception, "exit_code", done.exit_code) == code and said in f"{done.output} {done.exception}"
     assert not list(store.controls.glob("*.json"))
