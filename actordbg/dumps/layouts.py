@@ -34,7 +34,7 @@ from actordbg.dumps.file_rows import (
     FileLayout,
     numbers_in,
 )
-from actordbg.dumps.pickle_machine import MOLT, OPENRLHF, SKYRL, VERL
+from actordbg.dumps.pickle_tree import MOLT, OPENRLHF, SKYRL, VERL
 
 
 def _of_slime(content: Fields) -> Iterator[Fields]:

@@ -9,7 +9,7 @@ the opcodes itself, and nothing in it looks a name up or calls a value that came
 * `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognize and translate;
 * a persistent id becomes a `Persistent`; bytes become a `Span`, the place where they lie in the file, so that a file
   which claims terabytes allocates nothing;
-* only the opcodes that `pickle.dump` writes for dicts, tensors, arrays and `RECORDS` exist; `BUILD` and `NEWOBJ` make notes.
+* only the opcodes that `pickle.dump` writes for dicts, tensors, arrays and records exist; `BUILD` and `NEWOBJ` make notes.
   `INST`, `OBJ`, extension codes, buffers and text opcodes are refused by name.
 
 Work is bounded before it is done: opcodes, length of strings and integers. Values may share or contain each other
@@ -58,25 +58,25 @@ _MANY = b"{16,}+" if sys.version_info >= (3, 11) else b"{16,1000000}"
 _RUN = re.compile(rb"(?:((?:K.)%b)|((?:K.|M..|J....)%b)|((?:G.{8})%b))e" % (_MANY, _MANY, _MANY), re.DOTALL)
 """Opcodes of numbers up to that which appends them to a list."""
 
-VERL = "verl.protocol.DataProto"
-SKYRL = "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch"
-OPENRLHF = "openrlhf.trainer.ppo_utils.experience.Experience"
-MOLT = "molt.trainer.algorithm.experience.Experience"
-RECORDS = frozenset((VERL, SKYRL, OPENRLHF, MOLT))
-"""What a trainer saves whole: classes whose state is read as data, and the function that takes SkyRL's. None is looked up."""
-
 T = TypeVar("T")
 Step: TypeAlias = "Callable[[Machine], None]"
 """What an opcode does."""
 
 
 class Machine:
-    """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
+    """Interprets one pickle in `data[start:end]`; globals outside `names` are refused. records: classes of objects."""
 
     released = 0
 
-    def __init__(self, data: bytes | mmap.mmap, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
-        self.data, self.position, self.end, self.names = data, start, end, names
+    def __init__(
+        self,
+        data: bytes | mmap.mmap,
+        start: int,
+        end: int,
+        names: frozenset[tuple[str, str]],
+        records: frozenset[str] = frozenset(),
+    ) -> None:
+        self.data, self.position, self.end, self.names, self.records = data, start, end, names, records
         self.stack: list[object]
         self.marks: list[list[object]]
         self.memo: dict[int, object]
@@ -291,7 +291,7 @@ def _reduce(m: Machine) -> None:
 
 def _new_object(m: Machine) -> None:
     _reduce(m)
-    if str(m.top(PickleCall).function) not in RECORDS:
+    if str(m.top(PickleCall).function) not in m.records:
         raise unsafe("asks to make an object of a class")
 
 
@@ -301,7 +301,7 @@ def _build(m: Machine) -> None:
         raise unsafe("asks to set the state of something that is not an array")
     if type(state) is tuple and ">" in state:
         raise corrupt("an array was not written on a little-endian machine")
-    keeps = str(note.function) in RECORDS or note.function.name == "_reconstruct"
+    keeps = str(note.function) in m.records or note.function.name == "_reconstruct"
     m.stack.append(PickleCall(note.function, (state,)) if keeps else note)
 
 

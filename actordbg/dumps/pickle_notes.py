@@ -1,4 +1,4 @@
-"""What a pickle is turned into: plain data, and notes of what it asks for; and the errors of one that is refused.
+"""What a pickle is turned into: plain data, and notes of what it asks for, and the errors of a refused file.
 
 Standard library only: it runs in a child process that has nothing else (see `actordbg.dumps.decode_child`).
 """

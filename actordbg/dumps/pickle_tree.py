@@ -32,7 +32,7 @@ import mmap
 import struct
 from math import prod
 
-from actordbg.dumps.pickle_machine import FLOATS, RECORDS, Machine, whole_numbers
+from actordbg.dumps.pickle_machine import FLOATS, Machine, whole_numbers
 from actordbg.dumps.pickle_notes import Name, Persistent, PickleCall, Run, Span, corrupt, unsafe
 
 DTYPES: dict[str, tuple[str, int]] = {
@@ -63,6 +63,12 @@ _STORAGES = frozenset(("torch", name) for name in DTYPES)
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001
 _PACKED = "tensordict._reductions._rebuild_tensordict_files_consolidated"
+VERL = "verl.protocol.DataProto"
+SKYRL = "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch"
+OPENRLHF = "openrlhf.trainer.ppo_utils.experience.Experience"
+MOLT = "molt.trainer.algorithm.experience.Experience"
+RECORDS = frozenset((VERL, SKYRL, OPENRLHF, MOLT))
+"""What a trainer saves whole: classes whose state is read as data, and the function that takes SkyRL's. None is looked up."""
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _PLAIN = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "Size", "device")
 NAMES = frozenset(
@@ -84,7 +90,7 @@ def tree(data: bytes | mmap.mmap, start: int = 0) -> object:
 
     Raises UnsafeInput or CorruptDump, and nothing else.
     """
-    machine = Machine(data, start, len(data), NAMES)
+    machine = Machine(data, start, len(data), NAMES, RECORDS)
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
