@@ -18,8 +18,9 @@ import numpy as np
 
 from actordbg.base.errors import Unsupported
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import BYTES, FLOATS, NUMBERS, PACKED, RECORD, SKYRL, SMALL, TENSOR, VERL, whole_numbers
+from actordbg.dumps.pickle_machine import FLOATS, SMALL, whole_numbers
+from actordbg.dumps.pickle_notes import corrupt, unsafe
+from actordbg.dumps.pickle_tree import BYTES, NUMBERS, PACKED, RECORD, SKYRL, TENSOR, VERL
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.store.payload import numbers_of
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput, system_errors
 from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY
-from actordbg.dumps.pickle_machine import corrupt, unsafe
+from actordbg.dumps.pickle_notes import corrupt, unsafe
 from actordbg.dumps.pickle_tree import MOST_VALUES
 from actordbg.formats.record_reading import strict_json
 

@@ -33,7 +33,7 @@ import numpy as np
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.dumps.archives import HEAD, MOST_BYTES, archive_value, open_zip, record_pickle
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.pickle_machine import corrupt, unsafe
+from actordbg.dumps.pickle_notes import corrupt, unsafe
 from actordbg.formats.dump_record import MAX_RECORD, SAFETENSORS_DTYPES
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.formats.record_reading import strict_header, strict_json

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from actordbg.dumps.pickle_machine import corrupt
+from actordbg.dumps.pickle_notes import corrupt
 from actordbg.formats.encoding import PlainTensor
 
 Scalar = bool | int | list[int] | None

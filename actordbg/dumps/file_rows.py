@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from actordbg.dumps.pickle_machine import corrupt
+from actordbg.dumps.pickle_notes import corrupt
 
 IDS, MASK, RESPONSE, LENGTH, ATTENTION, SAMPLE = (
     "ids",

@@ -37,7 +37,7 @@ from actordbg.dumps.archives import LISTS, pickle_value
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import JSON_LINES, PICKLE, UNKNOWN, container_of, other_at
 from actordbg.dumps.decode import REQUIRED, old_call, parse_stamp
-from actordbg.dumps.pickle_machine import corrupt
+from actordbg.dumps.pickle_notes import corrupt
 from actordbg.dumps.rows_import import MOST_JUDGED, MOST_REPLAYED, RowFile, problem_of
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
 from actordbg.formats.dumpfile import IMPORTED

@@ -9,8 +9,8 @@ the opcodes itself, and nothing in it looks a name up or calls a value that came
 * `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognize and translate;
 * a persistent id becomes a `Persistent`; bytes become a `Span`, the place where they lie in the file, so that a file
   which claims terabytes allocates nothing;
-* only the opcodes that `pickle.dump` writes for such dicts exist. `BUILD`, `INST`, `OBJ`, `NEWOBJ`, extension codes,
-  buffers and text opcodes are refused by name.
+* only the opcodes that `pickle.dump` writes for dicts, tensors, arrays and records exist; `BUILD` and `NEWOBJ` make notes.
+  `INST`, `OBJ`, extension codes, buffers and text opcodes are refused by name.
 
 Work is bounded before it is done: opcodes, length of strings and integers. Values may share or contain each other
 through the memo (that is how a "billion laughs" is built), which costs nothing as long as nobody walks them: callers
@@ -28,14 +28,19 @@ Standard library only: it runs in a child process that has nothing else (see `ac
 from __future__ import annotations
 
 import mmap
+import re
+import struct
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
+from actordbg.dumps.pickle_notes import Name, Persistent, PickleCall, Run, Span, corrupt, unsafe
 
-MAX_OPCODES = 100_000
-"""Most opcodes in one pickle; a genuine dump has about 140, plus one for each entry of `packed_seq_lens`."""
+MAX_OPCODES = 2**26
+"""Most opcodes in one pickle: a trainer's debug file holds millions of values."""
+KEYS = (str, int, bool, float, type(None))
+"""Types that a dict's key may have; it becomes a text."""
 MAX_TEXT = 4096
 """Longest string, in bytes."""
 MAX_INT_BYTES = 16
@@ -43,68 +48,35 @@ MAX_INT_BYTES = 16
 MAX_CLAIM = 2**31
 """A length above this was never written by a dump: it is an attack on the reader's memory, not a truncated file."""
 
+SMALL, WHOLE, FLOATS = "small", "whole", "floats"
+"""Kinds of numbers in a list: each `K.`; each one of `INTEGER`; each `G` and eight bytes, big-endian."""
+RELEASED = 2**26
+"""Bytes of a mapped file that are read before the memory of its pages is given back."""
+INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
+_MANY = b"{16,}+" if sys.version_info >= (3, 11) else b"{16,1000000}"
+"""Python 3.10 has no repeats that are never undone, and keeps 200 bytes of memory for each."""
+_RUN = re.compile(rb"(?:((?:K.)%b)|((?:K.|M..|J....)%b)|((?:G.{8})%b))e" % (_MANY, _MANY, _MANY), re.DOTALL)
+"""Opcodes of numbers up to that which appends them to a list."""
+
 T = TypeVar("T")
 Step: TypeAlias = "Callable[[Machine], None]"
 """What an opcode does."""
 
 
-def unsafe(message: str) -> UnsafeInput:
-    """Make the error for a file that asks for something that no dump needs."""
-    return UnsafeInput(message, hint="nothing in it was executed; do not open this file with pickle or torch.load")
-
-
-def corrupt(message: str) -> CorruptDump:
-    """Make the error for a file that is not a dump of the old recorder."""
-    return CorruptDump(message, hint="copy the file again from where it was written; it is not complete or not an actor dump")
-
-
-# What a pickle is turned into: plain data, and these four kinds of note about its requests. None of them does anything.
-# They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Span:
-    """A bytes object of the pickle, as its place `[start, end)` in the file."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Name:
-    """A global that the pickle mentions. Two strings; it is never looked up."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PickleCall:
-    """A call that the pickle asks for. It is never made."""
-
-    function: Name
-    arguments: tuple[object, ...]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Persistent:
-    """A persistent id: how a storage header names its storage."""
-
-    identity: object
-
-
 class Machine:
-    """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
+    """Interprets one pickle in `data[start:end]`; globals outside `names` are refused. records: classes of objects."""
 
-    most_opcodes = MAX_OPCODES
-    keys: tuple[type, ...] = (str,)
-    """Types that a dict's key may have; it becomes a text."""
+    released = 0
 
-    def __init__(self, data: bytes | mmap.mmap, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
-        self.data, self.position, self.end, self.names = data, start, end, names
+    def __init__(
+        self,
+        data: bytes | mmap.mmap,
+        start: int,
+        end: int,
+        names: frozenset[tuple[str, str]],
+        records: frozenset[str] = frozenset(),
+    ) -> None:
+        self.data, self.position, self.end, self.names, self.records = data, start, end, names, records
         self.stack: list[object]
         self.marks: list[list[object]]
         self.memo: dict[int, object]
@@ -112,27 +84,28 @@ class Machine:
     def run(self) -> object:
         """Return the next pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
         data, self.stack, self.marks, self.memo = self.data, [], [], {}
-        for _ in range(self.most_opcodes):
+        for _ in range(MAX_OPCODES):
             if self.position >= self.end:
                 raise corrupt("truncated: it ends before the pickle does")
             code = data[self.position : self.position + 1]
             self.position += 1
             if code == b".":
                 return self._result()
-            if code not in self.steps:
+            if code not in STEPS:
                 raise _refused_opcode(code[0])
-            self.steps[code](self)
-        raise unsafe(f"more than {self.most_opcodes} opcodes, which no actor dump has")
-
-    @property
-    def steps(self) -> Mapping[bytes, Step]:
-        """Return what each opcode does; others are refused."""
-        return STEPS
+            STEPS[code](self)
+        raise unsafe(f"more than {MAX_OPCODES} opcodes, which no actor dump has")
 
     def _result(self) -> object:
         if self.marks or len(self.stack) != 1:
             raise corrupt("the pickle stops with an unfinished value")
         return self.stack[0]
+
+    def release(self) -> None:
+        """Give back the memory of a mapped file's pages: they are read again where they are needed."""
+        if self.position - self.released > RELEASED and isinstance(self.data, mmap.mmap):
+            self.data.madvise(mmap.MADV_DONTNEED)
+            self.released = self.position
 
     def take(self, count: int) -> int:
         """Advance over `count` bytes and return where they begin; refuses lengths that are not there."""
@@ -235,8 +208,16 @@ def _empty(kind: type) -> Step:
 
 
 def _mark(m: Machine) -> None:
-    m.marks.append(m.stack)
-    m.stack = []
+    """Begin a tuple or the items of a list; numbers that are all of them are appended at once."""
+    run = _RUN.match(m.data, m.position, m.end)
+    if run is None:
+        m.marks.append(m.stack)
+        m.stack = []
+        return
+    kind = (SMALL, WHOLE, FLOATS)[run.lastindex - 1]  # type: ignore[operator]
+    m.top(list).append(Run(kind, m.position, run.end() - 1))
+    m.position = run.end()
+    m.release()
 
 
 def _tuple(m: Machine) -> None:
@@ -263,7 +244,7 @@ def _set(m: Machine, pairs: list[object]) -> None:
     if len(pairs) % 2:
         raise corrupt("a dict entry without a value")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if type(key) not in m.keys or str(key) in target:
+        if type(key) not in KEYS or str(key) in target:
             raise corrupt("a dict key is of another kind or appears twice")
         target[str(key)] = value
 
@@ -291,11 +272,52 @@ def _stack_global(m: Machine) -> None:
     m.name(module, name)
 
 
+def _float(m: Machine) -> None:
+    start = m.take(8)
+    m.stack.extend(struct.unpack_from(">d", m.data, start))
+
+
 def _reduce(m: Machine) -> None:
     arguments, function = m.pop(), m.pop()
     if type(function) is not Name or type(arguments) is not tuple:
         raise unsafe("asks to call something that is not a plain function")
-    m.stack.append(PickleCall(function, arguments))
+    if str(function) == "collections.OrderedDict" and not arguments:
+        m.stack.append({})
+    elif str(function) == "torch.Size" and len(arguments) == 1:
+        m.stack.append(arguments[0])
+    else:
+        m.stack.append(PickleCall(function, arguments))
+
+
+def _new_object(m: Machine) -> None:
+    _reduce(m)
+    if str(m.top(PickleCall).function) not in m.records:
+        raise unsafe("asks to make an object of a class")
+
+
+def _build(m: Machine) -> None:
+    state, note = m.pop(), m.pop()
+    if not isinstance(note, PickleCall):
+        raise unsafe("asks to set the state of something that is not an array")
+    if type(state) is tuple and ">" in state:
+        raise corrupt("an array was not written on a little-endian machine")
+    keeps = str(note.function) in m.records or note.function.name == "_reconstruct"
+    m.stack.append(PickleCall(note.function, (state,)) if keeps else note)
+
+
+def _text(m: Machine) -> None:
+    """Push a text, or the place of a long one or of the bytes of an archive, which protocol 2 writes as a text."""
+    length = m.number(4)
+    if length > MAX_TEXT or m.data[m.position : m.position + 4] == b"PK\3\4":
+        start = m.take(length)
+        m.stack.append(Span(start, start + length))
+    else:
+        m.stack.append(m.text(length))
+
+
+def whole_numbers(opcodes: bytes) -> list[int]:
+    """Return the numbers of `INTEGER`s."""
+    return [int.from_bytes(each[1:], "little", signed=len(each) == 5) for each in INTEGER.findall(opcodes)]
 
 
 STEPS: Mapping[bytes, Step] = {
@@ -309,7 +331,8 @@ STEPS: Mapping[bytes, Step] = {
     b"J": lambda m: m.stack.append(m.number(4, signed=True)),
     b"\x8a": _long1,
     b"\x8c": lambda m: m.stack.append(m.text(m.number(1))),
-    b"X": lambda m: m.stack.append(m.text(m.number(4))),
+    b"X": _text,
+    b"G": _float,
     b"C": _bytes(1),
     b"B": _bytes(4),
     b"\x8e": _bytes(8),
@@ -333,14 +356,16 @@ STEPS: Mapping[bytes, Step] = {
     b"c": _global,
     b"\x93": _stack_global,
     b"R": _reduce,
+    b"\x81": _new_object,
+    b"b": _build,
     b"Q": lambda m: m.stack.append(Persistent(m.pop())),
 }
 
 _NAMES = (
-    "BUILD INST OBJ PERSID BINFLOAT DUP POP_MARK POP NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 LONG4 BINUNICODE8 BYTEARRAY8 NEXT_BUFFER "
+    "INST OBJ PERSID DUP POP_MARK POP NEWOBJ_EX EXT1 EXT2 EXT4 LONG4 BINUNICODE8 BYTEARRAY8 NEXT_BUFFER "
     "READONLY_BUFFER EMPTY_SET ADDITEMS FROZENSET"
 )
-_REFUSED = dict(zip(b"bioPG210\x81\x92\x82\x83\x84\x8b\x8d\x96\x97\x98\x8f\x90\x91", _NAMES.split(), strict=True))
+_REFUSED = dict(zip(b"ioP210\x92\x82\x83\x84\x8b\x8d\x96\x97\x98\x8f\x90\x91", _NAMES.split(), strict=True))
 _TEXT_OPCODES = b"SVILFgpdl"
 
 

@@ -29,14 +29,11 @@ decoding process.
 from __future__ import annotations
 
 import mmap
-import re
 import struct
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
-from actordbg.dumps.pickle_machine import MAX_TEXT, STEPS, Machine, Name, Persistent, PickleCall, Span, Step, corrupt, unsafe
+from actordbg.dumps.pickle_machine import FLOATS, Machine, whole_numbers
+from actordbg.dumps.pickle_notes import Name, Persistent, PickleCall, Run, Span, corrupt, unsafe
 
 DTYPES: dict[str, tuple[str, int]] = {
     "BoolStorage": ("bool", 1),
@@ -57,10 +54,6 @@ NUMPY_DTYPES = {
 """numpy's names of the dtypes of arrays that are read."""
 TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
 NUMBERS = "$numbers"
-SMALL, WHOLE, FLOATS = "small", "whole", "floats"
-"""Kinds of numbers in a list: each `K.`; each one of `INTEGER`; each `G` and eight bytes, big-endian."""
-RELEASED = 2**26
-"""Bytes of a mapped file that are read before the memory of its pages is given back."""
 MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
@@ -92,112 +85,12 @@ NAMES = frozenset(
 """Globals that such a file may mention."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Run:
-    """Numbers that were appended to a list at once, as the place of their opcodes."""
-
-    kind: str
-    start: int
-    end: int
-
-    @property
-    def place(self) -> list[object]:
-        """It as JSON has it."""
-        return [self.kind, self.start, self.end]
-
-
-class TreeMachine(Machine):
-    """Interprets the pickle of an archive: more opcodes, numbers as keys, and objects that stay notes."""
-
-    most_opcodes = 2**26
-    keys = (str, int, bool, float, type(None))
-    released = 0
-
-    def release(self) -> None:
-        """Give back the memory of a mapped file's pages: they are read again where they are needed."""
-        if self.position - self.released > RELEASED and isinstance(self.data, mmap.mmap):
-            self.data.madvise(mmap.MADV_DONTNEED)
-            self.released = self.position
-
-    @property
-    def steps(self) -> Mapping[bytes, Step]:
-        """Return what each opcode does; others are refused."""
-        return _STEPS
-
-
-INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
-_MANY = b"{16,}+" if sys.version_info >= (3, 11) else b"{16,1000000}"
-"""Python 3.10 has no repeats that are never undone, and keeps 200 bytes of memory for each."""
-_RUN = re.compile(rb"(?:((?:K.)%b)|((?:K.|M..|J....)%b)|((?:G.{8})%b))e" % (_MANY, _MANY, _MANY), re.DOTALL)
-"""Opcodes of numbers up to that which appends them to a list."""
-
-
-def _mark(m: Machine) -> None:
-    """Begin a tuple or the items of a list; numbers that are all of them are appended at once."""
-    run = _RUN.match(m.data, m.position, m.end)
-    if run is None or not isinstance(m, TreeMachine):
-        STEPS[b"("](m)
-        return
-    kind = (SMALL, WHOLE, FLOATS)[run.lastindex - 1]  # type: ignore[operator]
-    m.top(list).append(Run(kind, m.position, run.end() - 1))
-    m.position = run.end()
-    m.release()
-
-
-def whole_numbers(opcodes: bytes) -> list[int]:
-    """Return the numbers of `INTEGER`s."""
-    return [int.from_bytes(each[1:], "little", signed=len(each) == 5) for each in INTEGER.findall(opcodes)]
-
-
-def _float(m: Machine) -> None:
-    start = m.take(8)
-    m.stack.extend(struct.unpack_from(">d", m.data, start))
-
-
-def _reduce(m: Machine) -> None:
-    STEPS[b"R"](m)
-    call = m.stack[-1]
-    if isinstance(call, PickleCall) and str(call.function) == "collections.OrderedDict" and not call.arguments:
-        m.stack[-1] = {}
-    if isinstance(call, PickleCall) and str(call.function) == "torch.Size" and len(call.arguments) == 1:
-        m.stack[-1] = call.arguments[0]
-
-
-def _new_object(m: Machine) -> None:
-    STEPS[b"R"](m)
-    if str(m.top(PickleCall).function) not in RECORDS:
-        raise unsafe("asks to make an object of a class")
-
-
-def _build(m: Machine) -> None:
-    state, note = m.pop(), m.pop()
-    if not isinstance(note, PickleCall):
-        raise unsafe("asks to set the state of something that is not an array")
-    if type(state) is tuple and ">" in state:
-        raise corrupt("an array was not written on a little-endian machine")
-    keeps = str(note.function) in RECORDS or note.function.name == "_reconstruct"
-    m.stack.append(PickleCall(note.function, (state,)) if keeps else note)
-
-
-def _text(m: Machine) -> None:
-    """Push a text, or the place of a long one or of the bytes of an archive, which protocol 2 writes as a text."""
-    length = m.number(4)
-    if length > MAX_TEXT or m.data[m.position : m.position + 4] == b"PK\3\4":
-        start = m.take(length)
-        m.stack.append(Span(start, start + length))
-    else:
-        m.stack.append(m.text(length))
-
-
-_STEPS = {**STEPS, b"(": _mark, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object, b"X": _text}
-
-
 def tree(data: bytes | mmap.mmap, start: int = 0) -> object:
     """Return the value of the pickle in `data[start:]` as dicts, lists, numbers, texts and None.
 
     Raises UnsafeInput or CorruptDump, and nothing else.
     """
-    machine = TreeMachine(data, start, len(data), NAMES)
+    machine = Machine(data, start, len(data), NAMES, RECORDS)
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")

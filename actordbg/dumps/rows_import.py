@@ -26,7 +26,7 @@ from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import JSON_LINES
 from actordbg.dumps.file_rows import IDS, MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, row_of
 from actordbg.dumps.layouts import layout_of
-from actordbg.dumps.pickle_machine import corrupt
+from actordbg.dumps.pickle_notes import corrupt
 from actordbg.formats.dump_record import (
     FORWARD,
     LOSS,

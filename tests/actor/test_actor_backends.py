@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from actorcases import main, make_dump, run_scenario
+from actorcases import main, make_dump, opened, run_scenario
 
 from actordbg.actor.backends.backend import CLASSES, Backend
 from actordbg.actor.backends.deepspeed import DeepspeedBackend
 from actordbg.actor.backends.fsdp2 import Fsdp2Backend
-from actordbg.actor.session import open_actor
-from actordbg.config.replay_config import BACKENDS, ENDPOINT, SETTINGS, ReplayConfig
+from actordbg.config.replay_config import BACKENDS, ENDPOINT, SETTINGS
 
 
 def test_every_backend_that_can_be_asked_for_has_its_class():
@@ -35,8 +34,8 @@ def fake(cache):
     SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
     found = {}
     for name in ("plain", "fake"):
-        with open_actor(ReplayConfig(backend=name, seed=7), model_cache=cache) as session:
-            outcome = session.run(make_dump(0), backward=True)
+        with opened(cache, backend=name, seed=7) as session:
+            outcome = session.run(make_dump(), backward=True)
             found[name] = [session.resolved["backend"], outcome.gradient_over, outcome.log_probs.tolist(), outcome.grad_norm]
     return found
 

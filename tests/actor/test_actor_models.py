@@ -6,6 +6,8 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from casefiles import json_cases
+from roots import read_json, write_json
 
 from actordbg.actor.models import build_tiny, ensure_tiny, locate, truncate
 from actordbg.base.errors import EnvironmentProblem, UsageError
@@ -16,7 +18,7 @@ def model(tmp_path):
     """A folder with a model's files; nobody reads the weights here."""
     folder = tmp_path / "llama"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "hidden_size": 8}))
+    write_json(folder / "config.json", {"num_hidden_layers": 4, "hidden_size": 8})
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "tokenizer.json").write_text("{}")
     return folder
@@ -32,30 +34,16 @@ def test_a_folder_is_itself_and_a_hub_name_stays_a_name(model, tmp_path):
 def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_another_wish_is_another(model, tmp_path):
     before, cache = {path.name: path.read_bytes() for path in model.iterdir()}, tmp_path / "cache"
     path = Path(locate(str(model), cache, num_layers=2))
-    assert json.loads((path / "config.json").read_text()) == {"num_hidden_layers": 2, "hidden_size": 8}
+    assert read_json(path / "config.json") == {"num_hidden_layers": 2, "hidden_size": 8}
     assert (path / "model.safetensors").read_bytes() == b"weights" and (path / "model.safetensors").is_symlink()
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
     assert locate(str(model), cache, num_layers=2) == str(path) != locate(str(model), cache, num_layers=3)
     other = Path(locate(str(model), cache, num_layers=2, dtype="float32"))  # what an old OpenRLHF will load
-    assert other != path and json.loads((other / "config.json").read_text())["torch_dtype"] == "float32"
+    assert other != path and read_json(other / "config.json")["torch_dtype"] == "float32"
     assert not any(path.name.startswith(".") for path in cache.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("config", "shorter"),
-    [
-        ({"num_hidden_layers": 3}, {"num_hidden_layers": 2}),
-        ({"n_layer": 12, "n_head": 4}, {"n_layer": 2, "n_head": 4}),
-        (
-            {"num_hidden_layers": 3, "layer_types": ["a", "b", "a"]},
-            {"num_hidden_layers": 2, "layer_types": ["a", "b"]},
-        ),
-        (
-            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 3}},
-            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 2}},
-        ),
-    ],
-)
+@pytest.mark.parametrize("config, shorter", json_cases("truncated"))
 def test_truncating_keeps_the_first_layers_of_the_text_model(config, shorter):
     before = json.dumps(config)
     assert truncate(config, 2) == shorter
@@ -106,4 +94,4 @@ def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path):
 def test_a_build_that_was_killed_half_way_is_not_taken_for_a_model(tmp_path):
     (tmp_path / ".tiny-dead").mkdir()
     (tmp_path / ".tiny-dead" / "config.json").write_text("{")
-    assert json.loads((ensure_tiny(tmp_path) / "config.json").read_text())["model_type"] == "llama"
+    assert read_json(ensure_tiny(tmp_path) / "config.json")["model_type"] == "llama"

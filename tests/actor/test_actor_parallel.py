@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from actorcases import ZERO3, main, make_dump, numbers, run_scenario
+from actorcases import ZERO3, main, make_dump, numbers, opened, run_scenario
 from amounts import first_or_all
 
 from actordbg.actor.session import open_actor
@@ -46,7 +46,7 @@ def parallel(cache):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plain = {}
-    with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
+    with opened(cache, backward=True, keep_gradients=True, nproc=2) as session:
         for name, dump in dumps().items():
             plain[name] = session.run(dump, backward=True, keep=True)
         raises_at_once(session)
@@ -66,9 +66,9 @@ def parallel(cache):
 def dumps():
     """By name: the same call unpacked and packed, with a temperature, and two other calls."""
     return {
-        "unpacked": make_dump(0),
-        "packed": make_dump(0, packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
-        "warm": make_dump(0, packing_samples=True, temperature=0.5),
+        "unpacked": make_dump(),
+        "packed": make_dump(packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
+        "warm": make_dump(packing_samples=True, temperature=0.5),
         "left": make_dump(1, length=40, packing_samples=True),
         "right": make_dump(2, length=33, packing_samples=True),
     }
@@ -76,7 +76,7 @@ def dumps():
 
 def of_a_ring_of_four():
     """A call that was recorded in a ring of four ranks."""
-    dump = make_dump(0, packing_samples=True)
+    dump = make_dump(packing_samples=True)
     groups = {"ring_attn_group": {"size": 4, "rank": 0}}
     return replace(dump, record=replace(dump.record, process_groups=groups))
 
@@ -85,7 +85,7 @@ def one_backend(cache, rank, settings, plain):
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     defaults, ring, fsdp2 = (
-        make_dump(0, packing_samples=True, grad_enabled=True).record,
+        make_dump(packing_samples=True, grad_enabled=True).record,
         config.ring > 1,
         config.backend == "fsdp2",
     )
@@ -181,9 +181,8 @@ def tied(cache):
     dist.barrier()
     outcomes = []
     for settings in ({}, {"backend": "fsdp2", "tp": 2}):
-        asked = ReplayConfig(model=str(folder), dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings)
-        with open_actor(asked, model_cache=cache) as session:
-            outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
+        with opened(cache, folder, dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings) as session:
+            outcomes.append(session.run(make_dump(vocab=512), backward=True, keep=True))
     is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
 
 
@@ -205,9 +204,8 @@ def with_a_router_in_fp32(cache):
     dist.barrier()
     log_probs = []
     for backend in ("plain", "fsdp2"):
-        asked = ReplayConfig(model=str(cache / "router"), dtype="bf16", nproc=2, backward=True, backend=backend)
-        with open_actor(asked, model_cache=cache) as session:
-            log_probs.append(session.run(make_dump(0, vocab=512), backward=True, keep=True).log_probs)
+        with opened(cache, cache / "router", dtype="bf16", nproc=2, backward=True, backend=backend) as session:
+            log_probs.append(session.run(make_dump(vocab=512), backward=True, keep=True).log_probs)
             assert session.model.model.layers[0].mlp.gate.weight.dtype == torch.float32
     assert torch.allclose(*log_probs, atol=0.02), "FSDP2 rounds what a layer is given"
 

@@ -92,7 +92,7 @@ WHY = "the run drew its random numbers on {}, the replay on a {}"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "device", "draws", "after", "match", "why"),
+    "gpus, device, draws, after, match, why",
     [
         ({}, CPU, 3, True, True, ""),
         ({}, CPU, 40, True, False, ""),

@@ -9,11 +9,9 @@ import sys
 
 import pytest
 import torch
-from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, run_scenario
+from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, opened, run_scenario
 
 from actordbg.actor.models import ensure_tiny
-from actordbg.actor.session import open_actor
-from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.forked
 
@@ -29,7 +27,7 @@ def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp
 
 def plain(cache):
     """Use one plain actor in fp32 in every way that a record can ask for, beside OpenRLHF's Actor called directly."""
-    with open_actor(ReplayConfig(seed=7), model_cache=cache) as session:
+    with opened(cache, seed=7) as session:
         resolved = session.resolved
         expected = {
             "model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "zero_stage": 0, "world_size": 1,
@@ -43,7 +41,7 @@ def plain(cache):
 
         first, _, again = (session.run(make_dump(seed), backward=True) for seed in (0, 1, 0))
         actor = Actor(str(ensure_tiny(cache)), attn_implementation="sdpa", param_dtype="fp32")
-        tensors = make_dump(0).tensors
+        tensors = make_dump().tensors
         with torch.no_grad():
             direct = actor(tensors["sequences"], tensors["action_mask"], tensors["attention_mask"])
         assert numbers(first) == numbers(again) and numbers(first)["log_probs"] == direct.tolist() and first.grad_norm > 0.1
@@ -51,7 +49,7 @@ def plain(cache):
             math.isclose(first.loss, -first.log_probs[first.mask].mean(), rel_tol=1e-6) and first.peak_memory_bytes > 50_000_000
         )
         assert not first.log_probs.requires_grad and all(one.grad is None for one in session.actor.parameters())
-        packed = session.run(make_dump(0, packing_samples=True), backward=True)
+        packed = session.run(make_dump(packing_samples=True), backward=True)
         assert (first.packing, packed.packing) == (False, True) and math.isclose(packed.grad_norm, first.grad_norm, rel_tol=1e-5)
         assert furthest(numbers(packed)["log_probs"], numbers(first)["log_probs"]) < 1e-5
 
@@ -65,30 +63,30 @@ def plain(cache):
             assert torch.allclose(outcome.log_probs[2, -4:], head, atol=1e-3)
 
         for training, mode in ((True, True), (False, False), (None, False)):  # and it does not stay
-            outcome = session.run(make_dump(0, training=training), backward=False)
+            outcome = session.run(make_dump(training=training), backward=False)
             assert outcome.training is session.model.training is mode
-        warm, cold = (session.run(make_dump(0, **fields), backward=False) for fields in ({"temperature": 0.5}, {}))
+        warm, cold = (session.run(make_dump(**fields), backward=False) for fields in ({"temperature": 0.5}, {}))
         assert [warm.temperature, cold.temperature] == [0.5, 1.0] and (warm.log_probs - first.log_probs).abs().max() > 0.5
         assert [session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)] == [
             True,
             False,
             False,
         ]
-        assert sorted(session.run(make_dump(0), backward=False, keep=True).tensors) == ["log_probs", "mask"]
+        assert sorted(session.run(make_dump(), backward=False, keep=True).tensors) == ["log_probs", "mask"]
 
         by_hand = make_dump(5, vocab=128_000)
         by_hand.tensors["sequences"] %= VOCAB
         large, small = (session.run(dump, backward=False) for dump in (make_dump(5, vocab=128_000), by_hand))
         assert (large.folded, small.folded) == (True, False) and torch.equal(large.log_probs, small.log_probs)
-        fork = make_dump(0)
+        fork = make_dump()
         fork.tensors["pos_ids"] = torch.zeros(3, 24)
         unreplayable = {
-            "visual_inputs": make_dump(0, replayable=False, extra={"visual_inputs": "an argument of type dict"}),
-            "num_actions": make_dump(0, arguments={"num_actions": 8}),
+            "visual_inputs": make_dump(replayable=False, extra={"visual_inputs": "an argument of type dict"}),
+            "num_actions": make_dump(arguments={"num_actions": 8}),
             "pos_ids": fork,
         }
         for off in (0, 1e-6, None):  # an argument of unknown type is left out where the recorded log-probs are the same bits
-            dump = unreplayable["stack"] = make_dump(0, extra={"stack": "an argument of type m.Stack"})
+            dump = unreplayable["stack"] = make_dump(extra={"stack": "an argument of type m.Stack"})
             if off is not None:
                 dump.tensors["output.action_log_probs"] = first.log_probs + off
             if off == 0:
@@ -100,7 +98,7 @@ def plain(cache):
             with pytest.raises(Exception, match=name):
                 session.run(dump, backward=False)
         assert failing(session) == "ValueError" and not session.tainted
-        assert numbers(session.run(make_dump(0), backward=True)) == numbers(first)
+        assert numbers(session.run(make_dump(), backward=True)) == numbers(first)
         on_the_rows(session, cache)
 
 
@@ -127,10 +125,10 @@ def on_the_rows(session, cache):
     """Give the calls to an Actor of ours: its log-probs and gradient norms are the trainer's to the bit."""
     entropies = {"return_output": True, "return_entropy": True}
     sft = {"actions": 0, "arguments": {"return_logprobs": True}}
-    with open_actor(ReplayConfig(seed=7, through="rows"), model_cache=cache) as rows:
+    with opened(cache, seed=7, through="rows") as rows:
         assert (rows.resolved["actor"], rows.resolved["through"]) == ("actordbg.trainers.rows_actor.RowsActor", "rows")
         for call in ({"arguments": entropies}, {"packing_samples": True, "arguments": entropies}, {"temperature": 0.5}, sft):
-            one, other = (each.run(make_dump(0, **call), backward=True) for each in (rows, session))
+            one, other = (each.run(make_dump(**call), backward=True) for each in (rows, session))
             assert one.log_probs.equal(other.log_probs) and one.grad_norm == other.grad_norm
             assert one.entropy is other.entropy is None or float((one.entropy - other.entropy).abs().max()) < 1e-5
 
@@ -145,8 +143,8 @@ def configurations(cache):
 
     def run(**fields):
         ran.clear()
-        with open_actor(ReplayConfig(**fields), model_cache=cache) as session:
-            log_probs = numbers(session.run(make_dump(0), backward=False))["log_probs"]
+        with opened(cache, **fields) as session:
+            log_probs = numbers(session.run(make_dump(), backward=False))["log_probs"]
             return session.resolved | {"ran": set(ran)}, log_probs
 
     (usual, default), (eager, close), (one, shorter), (narrow, rounded) = (
@@ -162,7 +160,7 @@ def compiled(cache):
     """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++). `locatecases` names a backend."""
     eager = []
     for asked, off in (({}, 0.0), ({"compile": True}, 1e-4)):
-        with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:
+        with opened(cache, **asked, packing=True, num_layers=1) as session:
             runs = [session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))]
             backend = session.resolved.get("compile_backend")
             assert (session.resolved["compile"], backend) == ((True, "inductor") if asked else (False, None))

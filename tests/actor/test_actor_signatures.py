@@ -31,7 +31,7 @@ def test_a_log_names_only_what_shows_there_alone():
 
 
 @pytest.mark.parametrize(
-    ("left", "right"),
+    "left, right",
     [
         ("size 1861 at 0x7f3a0010 does not fit 1024", "size 7 at 0x55aa does not fit 8"),
         ("shape (2, 1861, 64) of /tmp/a/x.bin, 1e-05 off", "shape [4, 312] of /data/y, 2.5e+3 off"),

@@ -6,19 +6,18 @@ Both scenarios run in one process of its own (`actorcases.run_scenario`), with t
 import contextlib
 import functools
 import inspect
-import json
 import math
 import sys
 from unittest.mock import patch
 
 import pytest
 import torch
-from actorcases import main, make_dump, run_scenario
+from actorcases import main, make_dump, opened, run_scenario
+from roots import read_json, write_json
 from safetensors.torch import load_file, save_file
 
 from actordbg.actor import truth_model, truth_session
 from actordbg.actor.models import ensure_tiny
-from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 
@@ -51,7 +50,7 @@ def shared(cache):
     from transformers import modeling_utils
     from transformers.models.llama import modeling_llama
 
-    with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
+    with opened(cache, truth="fp32", dtype="fp32", defaults=make_dump().record) as session:
         assert session.resolved["shared_code"] == ["transformers"]
         with patch.object(modeling_llama, "as since 5.21", modeling_utils.load_state_dict, create=True):
             assert truth_model.shared_code(session.model) == ["transformers"], "what loads a model does not compute it"
@@ -148,12 +147,12 @@ def model_of(cache):
         own.mkdir()
         save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
         (own / "config.json").write_text((tiny / "config.json").read_text())
-    return own, weights, json.loads((own / "config.json").read_text())
+    return own, weights, read_json(own / "config.json")
 
 
 def holes(actions=0, **record):
     """Rows of 12 tokens with the masks of HOLES; of the actions those that have a predecessor."""
-    dump = make_dump(0, length=12, actions=0, **record)
+    dump = make_dump(length=12, actions=0, **record)
     attention = torch.tensor(HOLES)
     dump.tensors["attention_mask"] = attention
     if actions:
@@ -177,7 +176,7 @@ def formula(cache):
         three = patch.object(truth_session, "_MOST_AT_ONCE", 3 * 4096 if truth == "fp64" else 2**22)
         with (
             three,
-            open_actor(ReplayConfig(model=str(path), truth=truth, dtype=dtype, backward=True), model_cache=cache) as session,
+            opened(cache, path, truth=truth, dtype=dtype, backward=True) as session,
         ):
             said = session.resolved
             assert (said["dtype"], said["oracle"], said["attn"]) == (dtype, truth, "eager")
@@ -211,17 +210,17 @@ def gradient(session, weights, config, dump):
 
 def refusals(cache):
     """Ask for what has no truth, keep gradients, and replay a recorded training pass of a model with dropout."""
-    orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
+    orphan, numbered, fork = make_dump(), make_dump(), make_dump()
     orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
     numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2
     fork.tensors["pixel_values"] = torch.zeros(3, 2)
-    packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
+    packed = make_dump(arguments={"packed_seq_lens": [4, 5]})
     refused = {"no model predicts it": orphan, "0 and 1": numbered, "pixel_values": fork, "packed_seq_lens": packed}
-    with open_actor(ReplayConfig(truth="fp64", keep_gradients=True), model_cache=cache) as session:
+    with opened(cache, truth="fp64", keep_gradients=True) as session:
         for why, dump in refused.items():
             with pytest.raises(Unsupported, match=why):
                 session.run(dump, backward=False)
-        kept = session.run(make_dump(0), backward=True, keep=True)
+        kept = session.run(make_dump(), backward=True, keep=True)
         assert {"log_probs", "mask", "grad/lm_head.weight"} <= set(kept.tensors)
         assert {tensor.dtype for tensor in kept.tensors.values()} == {torch.bool, torch.float32}
         assert kept.gradients["lm_head.weight"]["numel"] == 4096 * 64 and kept.tensors["grad/lm_head.weight"].numel() == 65_536
@@ -230,14 +229,14 @@ def refusals(cache):
             session.model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
         assert sum(narrowed.counts.values()) > 10, "the check of fp64 would see it"
         with patch.object(truth_model, "in_double", lambda _: contextlib.nullcontext()):
-            assert any("in float32" in note for note in session.run(make_dump(0), backward=False).notes)
+            assert any("in float32" in note for note in session.run(make_dump(), backward=False).notes)
 
     path, _, config = model_of(cache)
     (dropping := cache / "dropping").mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
-    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
-    with open_actor(ReplayConfig(truth="fp32", model=str(dropping)), model_cache=cache) as session:
-        one, other, still = (session.run(make_dump(0, training=mode), backward=False) for mode in (True, True, False))
+    write_json(dropping / "config.json", config | {"attention_dropout": 0.25})
+    with opened(cache, dropping, truth="fp32") as session:
+        one, other, still = (session.run(make_dump(training=mode), backward=False) for mode in (True, True, False))
         assert "dropout 0.25" in one.notes[0] and still.notes == () and one.training is False
         assert one.log_probs.equal(other.log_probs) and one.log_probs.equal(still.log_probs)
 

@@ -41,7 +41,7 @@ def test_a_server_without_a_reset_says_so():
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "error", "says"),
+    "fault, kind, error, says",
     [
         ("no-logprobs", "vLLM", Unsupported, "returned no prompt_logprobs"),
         ("cut", "vLLM", Unsupported, "scored 3 tokens of 4"),
@@ -71,7 +71,7 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "path"), ODD)
+@pytest.mark.parametrize("kind, path", ODD)
 def test_an_answer_of_another_shape_is_refused(kind, path):
     class Odd(ScoringServer):
         odd: object = None
@@ -167,7 +167,7 @@ def test_a_busy_server_keeps_its_cache():
         assert client.reset() is False
 
 
-@pytest.mark.parametrize(("token", "is_sent"), [("s3cret\n", True), ("s3\ncret", False), ("s3crét", False)])
+@pytest.mark.parametrize("token, is_sent", [("s3cret\n", True), ("s3\ncret", False), ("s3crét", False)])
 def test_a_token_is_sent_without_its_line_end_or_not_at_all(token, is_sent, monkeypatch):
     monkeypatch.setenv(TOKEN, token)
     with serving(ScoringServer(by_ids, token="s3cret")) as url:

@@ -1,13 +1,12 @@
 """A trainer that is not installed is named before any worker is started, in the words of the worker that would need it."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 from actorcases import make_dump
-from roots import ROOT
+from roots import ROOT, run_program
 
 from actordbg.actor.rules import find_trainer, missing_trainer
 from actordbg.base.errors import EnvironmentProblem
@@ -77,7 +76,7 @@ def without(tmp_path, *missing):
 
     def run(*words):
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return run_program(command, env=environment)
 
     return store, run
 

@@ -55,7 +55,7 @@ def default(recorded):
 
 @pytest.mark.usefixtures("default")
 @pytest.mark.parametrize(
-    ("condition", "names"),
+    "condition, names",
     [
         ("with_rng and rng_match = false", {"other states"}),
         ("golden_max_abs > 0.01", set(OFF)),

@@ -4,12 +4,12 @@ import http.server
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 
 import pytest
 from amounts import first_or_all
+from roots import run_program, write_json
 
 from actordbg.actor import hub_model
 from actordbg.base.errors import EnvironmentProblem
@@ -116,13 +116,13 @@ def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(hub, 
     assert child_environment(ReplayConfig(), {})["HF_HUB_ETAG_TIMEOUT"] == "3", "seconds, unless the user says otherwise"
     assert child_environment(ReplayConfig(), {"HF_HUB_ETAG_TIMEOUT": "30"})["HF_HUB_ETAG_TIMEOUT"] == "30"
     config, shards = ReplayConfig(model="org/there"), ("model-1.safetensors", "model-2.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}))
+    write_json(folder / "model.safetensors.index.json", {"weight_map": dict(zip("ab", shards, strict=True))})
     (folder / shards[0]).write_bytes(b"weights")
     assert "HF_HUB_OFFLINE" not in child_environment(config, {}), "a shard is missing"
     (folder / shards[1]).write_bytes(b"weights")
     assert child_environment(config, {})["HF_HUB_OFFLINE"] == "1"
     assert child_environment(config, {"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "org/code--modeling.Model"}}))
+    write_json(folder / "config.json", CONFIG | {"auto_map": {"AutoModel": "org/code--modeling.Model"}})
     assert "HF_HUB_OFFLINE" not in child_environment(config, {}), "its code lies in another repository"
     (folder / "tokenizer.json").write_text("{}")
     assert hub_model.cached_file("org/there", "tokenizer.json") == folder / "tokenizer.json"
@@ -153,7 +153,7 @@ def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_not
         environment = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}", "HF_HOME": str(tmp_path / "hf")}
         environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
         program = [sys.executable, "-m", "actordbg", "--store", str(store.root), *command, "--model", "org/name"]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+        done = run_program(program, env=environment, timeout=60)
     assert done.returncode == 4 and "error[environment]: offline: cannot reach the hub at http://127.0.0.1:" in done.stderr, (
         done.stderr
     )

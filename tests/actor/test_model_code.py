@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import codedmodel
 import pytest
 from commandline import tried
 from replaycases import publish
-from roots import environment
+from roots import environment, run_program, write_json
 
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
@@ -43,7 +42,7 @@ def folder_of(path, config=None, **files):
     """A model's folder with a config.json, and further JSON files by their names without the suffix."""
     path.mkdir(parents=True)
     for name, content in {"config": config or {"model_type": "llama"}, **files}.items():
-        (path / f"{name}.json").write_text(json.dumps(content))
+        write_json(path / f"{name}.json", content)
     return path
 
 
@@ -144,7 +143,7 @@ def test_a_specification_names_no_other_place(store):
 
 
 def run(*command, **more):
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment(**more), check=False)
+    return run_program([sys.executable, *command], env=environment(**more))
 
 
 @pytest.mark.forked

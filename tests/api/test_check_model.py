@@ -99,7 +99,7 @@ def test_a_model_whose_optimizer_is_a_hook_is_as_before_and_positions_that_count
 
 
 @pytest.mark.parametrize(
-    ("batch", "given", "why"),
+    "batch, given, why",
     [
         ([1, 2], {}, "no input_ids"),
         ({"input_ids": IDS.tolist()}, {}, "they are not a tensor"),

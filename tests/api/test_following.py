@@ -82,7 +82,7 @@ def test_tables_and_events_are_read_on_and_whole_files_not_at_each_change(tmp_pa
     assert "the newest of trainer_state.json" in str(follower.answer()), "and what was not read is said"
 
 
-@pytest.mark.parametrize(("of_state", "indent"), [(True, 1), (True, None), (False, None), (False, 1)])
+@pytest.mark.parametrize("of_state, indent", [(True, 1), (True, None), (False, None), (False, 1)])
 def test_a_history_that_ends_in_the_middle_is_not_taken_for_read(tmp_path, of_state, indent):
     follower, path = Follower([tmp_path], pytest.fail), tmp_path / "history.json"
     rows = [{"step": step, "kl": 0.001} for step in range(9)]

@@ -11,15 +11,15 @@ import jsonschema
 import msgspec
 import pytest
 from amounts import first_or_all
+from commandline import run_here
 from comparecases import write_replay
 from replaycases import old_pickle, publish
-from roots import ROOT, script
+from roots import ROOT, json_of, read_json, script
 from stepcases import RecordedRun
-from typer.testing import CliRunner
 
 import actordbg
 from actordbg.api import reducing
-from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
 from actordbg.document.blocks import VerdictData
 from actordbg.formats.turn_record import SampledTurn, Trajectory
@@ -52,7 +52,7 @@ def test_the_skill_begins_with_its_name_and_names_every_key_and_every_schema():
 
 
 def as_schema_says(name, record):
-    jsonschema.validate(record, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
+    jsonschema.validate(record, read_json(SCHEMAS / f"{name}.schema.json"))
 
 
 @pytest.mark.forked
@@ -76,10 +76,10 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
     assert answers["compare"].verdict == "RIGHT" and "<main" in answers["matrix"].to_html()
     as_schema_says("matrix", answers["matrix"]["matrix"])
     as_schema_says("comparison", answers["compare"].record)
-    printed = CliRunner().invoke(app, ["--store", str(store.folder), "compare", "@1", "truth", "--json"])
-    ours = json.loads(printed.stdout)
+    printed = run_here("--store", store.folder, "compare", "@1", "truth", "--json")
+    ours = json_of(printed)
     assert ours.keys() == answers["compare"].record.keys() and ours["sentence"] == answers["compare"].sentence
-    told = json.loads(CliRunner().invoke(app, ["--store", str(store.folder), "report", "@1", "-f", "json"]).stdout)
+    told = json_of(run_here("--store", store.folder, "report", "@1", "-f", "json"))
     assert told["replays"][0]["command"].startswith("actordbg ")
 
 
@@ -91,7 +91,7 @@ def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(fau
 
     def ask(folder, command):
         words = [*shlex.split(command)[1:], "--json"]
-        answer = json.loads(CliRunner().invoke(app, ["--store", str(folder / "store"), *words]).stdout)
+        answer = json_of(run_here("--store", folder / "store", *words))
         return answer
 
     monkeypatch.setattr(agent_walk, "ask", ask)
@@ -161,7 +161,7 @@ def walk(store, lines, names):
     for line in lines.strip().splitlines():
         words = shlex.split(re.sub("|".join(names), lambda match: str(names[match[0]]), line))
         own = words.index("--") if "--" in words else len(words)
-        done = CliRunner().invoke(app, ["--store", str(store), *words[:own], "--json", *words[own:]])
+        done = run_here("--store", store, *words[:own], "--json", *words[own:])
         printed = done.stdout or done.stderr[done.stderr.find("{") :]  # `run` leaves standard output to its job
         assert done.exit_code in (0, 1, 4) and printed, (line, done.output, done.exception)
         answer = json.loads(printed)

@@ -1,13 +1,12 @@
 """`examples/notebook.ipynb` runs, and ends at the cause. Its cells are run one after the other by `exec`, without a kernel."""
 
 import ast
-import json
 
 import pytest
 import torch
-from roots import ROOT
+from roots import ROOT, read_json
 
-CELLS = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
+CELLS = read_json(ROOT / "examples" / "notebook.ipynb")["cells"]
 
 
 def run(source, names):

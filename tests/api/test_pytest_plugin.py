@@ -1,6 +1,5 @@
 """The pytest plugin as a trainer's CI meets it: failures whose text is the verdict, dumps as parameters, pages."""
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
@@ -8,7 +7,7 @@ from itertools import pairwise
 import pytest
 from amounts import WHOLE
 from replaycases import publish
-from roots import ROOT, environment
+from roots import ROOT, environment, run_program
 
 from actordbg.store.layout import Store
 
@@ -31,9 +30,7 @@ def outcome_of(folder, source, *arguments):
 def run(folder, path, *arguments):
     plugins = ["-p", "actordbg.api.pytest_plugin", "-c", "/dev/null", "--rootdir", str(folder), "-q", "-rN", "-p", "no:warnings"]
     command = [sys.executable, "-m", "pytest", *plugins, *arguments, str(path)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"), capture_output=True, text=True
-    )
+    done = run_program(command, cwd=folder, env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"))
     words = done.stdout.splitlines()[-1].replace(",", "").split()
     return done.stdout, {word: int(count) for count, word in pairwise(words) if count.isdigit()}
 

@@ -117,7 +117,7 @@ def test_an_answer_is_what_json_prints_and_raises_where_it_is_asked_to():
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    "settings, why",
     [
         ({"modle": "tiny"}, "unknown key 'modle'"),
         ({"packing": "yes"}, "is not of type bool"),

@@ -18,7 +18,7 @@ def test_an_id_the_only_beginning_and_last_are_found():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    "name, said",
     [("20250619", "means several ids"), ("2024", "no replay has the id"), ("", "no replay has the id")],
 )
 def test_what_none_or_several_have_is_refused_with_the_newest_ids(name, said):

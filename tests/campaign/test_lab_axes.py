@@ -67,7 +67,7 @@ def key(**settings):
 
 
 @pytest.mark.parametrize(
-    ("base", "changed", "shared"),
+    "base, changed, shared",
     [
         *(({}, changed, True) for changed in (
             {"attn": "eager"}, {"packing": True}, {"compile": True, "compile_backend": "eager"}, {"temperature": 0.5},

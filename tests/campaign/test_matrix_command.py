@@ -1,7 +1,6 @@
 """`actordbg matrix` as typed, over scripted workers, and a real one: shared cells give, bit for bit, what fresh processes
 give."""
 
-import json
 import os
 import re
 import shutil
@@ -12,9 +11,10 @@ from pathlib import Path
 import commandline
 import pytest
 from amounts import first_or_all
+from casefiles import json_cases
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow, publish
-from roots import SUPPORT
+from roots import SUPPORT, json_of
 from safetensors.torch import load_file, save_file
 
 from actordbg.base.errors import ActordbgError, Conflict, MachineFault, UsageError
@@ -46,7 +46,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store):
     said = invoke(store, asked).stdout
     assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was requested" in said
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-    plan = json.loads(invoke(store, asked, "--json").stdout)
+    plan = json_of(invoke(store, asked, "--json"))
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
 
@@ -89,7 +89,7 @@ class TestARealOne:
     def record(self, store):
         done = invoke(store, f"--quiet {self.GIVEN}")
         assert done.exit_code == 0, done.stderr
-        answer = json.loads(done.stdout)
+        answer = json_of(done)
         record = matrices.load(store, "last")
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record
@@ -185,7 +185,7 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench):
     assert f"0: {record.cells[0].replay_id}, 1: {record.cells[1].replay_id} (gone)" in text
 
 
-@pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
+@pytest.mark.parametrize("action, status, signature", [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
 def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_named(bench, action, status, signature):
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
     assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
@@ -313,24 +313,9 @@ def test_what_got_worse_than_in_the_baseline_is_a_regression(bench):
 RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "r"}
 
 
-@pytest.mark.parametrize(
-    ("last", "about", "good", "word", "said"),
-    [
-        ({}, {}, True, "RIGHT", ": 4 passed"),
-        ({"status": "not run", "verdict": None}, {"status": "running"}, False, "NOT CHECKED",
-         "The matrix is running, or was killed."),
-        ({"status": "not run", "verdict": None, "reason": "known to fail"}, {}, True, "RIGHT", "cell 3: known to "
-        "fail"),
-        ({"verdict": "mismatch", "max_abs": 0.5, "reason": "off"}, {}, False, "WRONG", "3 passed, 1 WRONG"),
-        ({"verdict": "not-compared", "reason": "no truth: dropout"}, {}, False, "NOT CHECKED", "cell 3: no truth: "
-        "dropout"),
-        ({"verdict": "not-compared", "violations": ("future broken: row 1",)}, {}, False, "WRONG", "future broken: "
-        "row 1"),
-        ({"verdict": None}, {"options": {"oracle": "fp32"}}, False, "NOT CHECKED", "3 passed, 1 not compared"),
-        ({"status": "failed", "verdict": None}, {}, False, "FAILED", "3 passed, 1 failed"),
-    ],
-)  # fmt: skip
-def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(bench, last, about, good, word, said):
+@pytest.mark.parametrize("last, about, result", json_cases("matrix_verdicts"))
+def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(bench, last, about, result):
+    good, word, said = result
     done = replace(bench.new(FOUR), status="complete")
     cells = [replace(cell, **(RIGHT | (last if cell.index == 3 else {}))) for cell in done.cells]
     record = replace(done, **({"cells": tuple(cells)} | about))

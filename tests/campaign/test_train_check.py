@@ -10,7 +10,7 @@ from amounts import WHOLE, first_or_all
 from commandline import invoke
 from matrixcases import training_check
 from replaycases import publish
-from roots import SUPPORT
+from roots import SUPPORT, json_of, read_json
 from supervised import fake_launcher
 
 from actordbg.actor.training_checkpoints import Checkpoints
@@ -82,7 +82,7 @@ def _as_the_ancestor_reads_it(store, logs):
     assert names <= {path.name for path in logs.iterdir()}
     pair = [str(logs / name) for name in ("deepspeed_test.log", "fsdp2_tp2_ring2_test.log")]
     compared = invoke(store, "compare-logs", *pair, "--json")
-    answer = json.loads(compared.stdout)
+    answer = json_of(compared)
     assert (answer["verdict"], answer["metric"], answer["common"]) == ("NOT CHECKED", "gpt_loss", 3)
 
 
@@ -94,7 +94,7 @@ def _printed_again(store, folder):
     assert max(map(len, shown.stdout.split("\nLogs\n")[0].splitlines()[1:])) <= 80
     assert "ring_without_reduction: at step 1 the gradient norm is " in " ".join(shown.stdout.split())
     again = invoke(store, "train-check --resume last --json")
-    assert json.loads(again.stdout)["check"]["status"] == "complete"
+    assert json_of(again)["check"]["status"] == "complete"
 
 
 @pytest.mark.forked
@@ -147,7 +147,7 @@ def lost_replays(left, begun):
         (folder / SPEC).write_text(spec.to_json())
         journal, cell = Journal(folder / "rank0.jsonl"), int(folder.name[5])
         on_event(Progress("line", "waits for 2 CPU"))
-        kept = json.loads((folder / TRAINING).read_text()).get(KEPT, {"from": 0})
+        kept = read_json(folder / TRAINING).get(KEPT, {"from": 0})
         begun.append(kept["from"])
         for item in spec.inputs[: 3 if left[cell] else None]:
             extra = {"step": {"grad_norm": 1.0, "update_norm": 1.0}} if "-m02-" in item.dump_id else {}
@@ -167,7 +167,7 @@ def lost_replays(left, begun):
     return replayed
 
 
-@pytest.mark.parametrize(("most", "times"), [(0, 1), (2, 2), (-1, 5)])
+@pytest.mark.parametrize("most, times", [(0, 1), (2, 2), (-1, 5)])
 def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_it_may(store, tmp_path, monkeypatch, most, times):
     """`--max-failures` 0, n and -1: with 0, the command ends at the first loss, and `--resume` continues."""
     inputs, base, begun = publish(store, 2, length=24), ReplayConfig(dtype="fp32"), []
@@ -184,7 +184,7 @@ def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_
     assert [step.loss for step in cell.steps] == [*range(times, 0, -1), *[0] * (8 - times)]
 
 
-@pytest.mark.parametrize(("deaths", "engine"), [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
+@pytest.mark.parametrize("deaths, engine", [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
 def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_open(
     store, tmp_path, monkeypatch, deaths, engine
 ):

@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from commandline import invoke
+from commandline import invoke, run_here
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
 from actordbg.campaign.train_plan import run_of_dataset
-from actordbg.cli.app import app
 from actordbg.store import payload
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -78,7 +76,7 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    "name, text, said",
     [
         ("a.py", "print(1)", "is not a data set"),
         ("a.pkl", "", "is not a data set"),
@@ -103,14 +101,14 @@ def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(store
     for name, value in {"DATASET": "a.jsonl", "MAX_SAMPLES": "3", "MODEL": str(model), "OUTPUT_DIR": "trained"}.items():
         monkeypatch.setenv(name, value)
     asked = ["--store", str(store.root), "train-check", "--backend", "plain", "--steps", "2", "--dtype", "fp32"]
-    done = CliRunner().invoke(app, [*asked, "--json"])
+    done = run_here(*asked, "--json")
     check = json.loads(done.stdout)["check"]
     assert len(check["dump_ids"]) == 3 and check["selection"].startswith("run='sft-"), done.output
     assert {cell["status"] for cell in check["cells"]} == {"trained"}
     saved, base = (load_file(folder / "model.safetensors") for folder in (tmp_path / "trained" / "plain_test", model))
     assert saved.keys() == base.keys() and all((saved[name] != base[name]).any() for name in base)
     assert (tmp_path / "trained" / "plain_test" / "tokenizer.json").is_file()
-    again = CliRunner().invoke(app, [*asked, "--checkpoint-every", "1"])
+    again = run_here(*asked, "--checkpoint-every", "1")
     assert "needs --storage" in str(again.exception)
-    refused = CliRunner().invoke(app, [*asked, "--where", "rank=0"])
+    refused = run_here(*asked, "--where", "rank=0")
     assert "cannot be combined" in str(refused.exception)

@@ -1,7 +1,6 @@
 """A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's
 variables."""
 
-import json
 import pickle
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +15,7 @@ from casefiles import cases_of
 from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
+from roots import json_of
 
 from actordbg.actor.backends.training import AdamSteps, Training
 from actordbg.actor.training_checkpoints import Checkpoints
@@ -121,7 +121,7 @@ def kept(store, record):
 def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store, tmp_path):
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
     told = invoke(store, "--show last --json")
-    one = json.loads(told.stdout)["verdicts"][2]
+    one = json_of(told)["verdicts"][2]
     assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("DIVERGES", None, None)
     text = " ".join(invoke(store, "--show last").stdout.split())
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
@@ -149,7 +149,7 @@ def verdict_of(record):
 
 
 @pytest.mark.parametrize(
-    ("also", "word", "agree"),
+    "also, word, agree",
     [(IMPOSSIBLE, RIGHT, "1 of 2"), (OPEN, UNCHECKED, "1 of 2"), (BROKEN, FAILED, "1 of 2"), (TRAINED, RIGHT, "2 of 2")],
 )
 def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also, word, agree):
@@ -177,10 +177,10 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     ]
 
 
-@pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
+@pytest.mark.parametrize("given, taken", [("--steps 5", 8), ("--max-inputs 24", 24)])
 def test_as_many_inputs_are_taken_as_the_steps_take_twice(store, given, taken):
     publish(store, 30)
-    told = json.loads(invoke(store, f"--dry-run --json {given}").stdout)
+    told = json_of(invoke(store, f"--dry-run --json {given}"))
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
@@ -206,14 +206,14 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store, monke
     for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
         monkeypatch.setenv(name, value)
     done = invoke(store, "--dry-run --json --max-inputs 3")
-    told = json.loads(done.stdout)
+    told = json_of(done)
     assert [one["name"] for one in told["cells"]][2:] == ["plain", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2"]
     assert len(told["dump_ids"]) == 3 and {one["config"]["nproc"] for one in told["cells"][3:]} == {2}
     assert told["names"] == {"NUM_GPUS": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1"}
     assert "MAX_SAMPLES has no effect: --max-inputs was given" in done.stderr and "DATASET has no effect" in done.stderr
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
     done = invoke(store, "--dry-run --json")
-    assert [one["name"] for one in json.loads(done.stdout)["cells"]][2:] == ["plain"]
+    assert [one["name"] for one in json_of(done)["cells"]][2:] == ["plain"]
     assert "from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
     with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
         invoke(store, "--dry-run --backend fsdp2")
@@ -231,7 +231,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(stor
 
     item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: (calls.append(1), forward(self, x))[1])
-    told = json.loads(invoke(store, "--gradient-checkpointing --dry-run --json").stdout)["training"]
+    told = json_of(invoke(store, "--gradient-checkpointing --dry-run --json"))["training"]
     assert told["gradient_checkpointing"] is True
 
     def trained(checkpoints, dump):

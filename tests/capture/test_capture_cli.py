@@ -9,11 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-import typer
 from catalogcases import fill
-from commandline import function_of, invoke
-from roots import ROOT
-from typer.testing import CliRunner
+from commandline import invoke, tried
+from roots import ROOT, json_of, read_json, write_json
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control
@@ -28,19 +26,12 @@ from actordbg.store.layout import Store
 
 def run(store, line, *words, fails=None):
     """A command's standard output, parsed if --json was requested."""
-    app = typer.Typer()
-
-    @app.callback()
-    def root(store=None): ...
-
-    for name in ("enable", "disable", "status"):
-        app.command(name)(function_of(f"dump {name}"))
-    result = CliRunner().invoke(app, ["--store", str(store.root), *line.split(), *words])
+    result = tried(store, f"dump {line}", *words)
     if fails is not None:
         assert isinstance(result.exception, fails), result.output
         return result.exception
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in " ".join([line, *words]) else result.stdout
+    return json_of(result) if "--json" in " ".join([line, *words]) else result.stdout
 
 
 def test_every_limit_gets_into_the_switch(store):
@@ -121,7 +112,7 @@ def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_
     )  # fmt: skip
     sound = next(store.counters.glob("a/*.json"))
     (store.counters / "a" / "0001-x.json").write_text("{")
-    (store.counters / "a" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
+    write_json(store.counters / "a" / "0002-x.json", read_json(sound) | {"calls": -1})
     answer = run(store, "status --json")
     (row,) = answer["processes"]
     counts = {"calls": 1_234_567, "captured": 1_200_000, "sampled_out": 30_000, "dropped": 4567}
@@ -197,7 +188,7 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     assert first["processes"] == [] and seen["processes"][0]["calls"] == 5
 
 
-@pytest.mark.parametrize(("earlier", "following"), [(2, "actordbg lint"), (0, "actordbg dump enable")])
+@pytest.mark.parametrize("earlier, following", [(2, "actordbg lint"), (0, "actordbg dump enable")])
 def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, monkeypatch, earlier, following):
     monkeypatch.setattr(output, "wanted", output.OutputOptions())  # another command's may have a store
     answer = {key: [] for key in ("processes", "jobs", "rings", "damaged_switches")} | {"control": None, "enabled": False}

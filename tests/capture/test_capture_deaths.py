@@ -128,7 +128,7 @@ def test_every_input_in_flight_survives_a_kill_and_a_segfault(victims, quick_sto
 
 
 @pytest.mark.parametrize(
-    ("body", "way", "code", "mark"),
+    "body, way, code, mark",
     [
         ("dies_inside", "_exit", 7, "in_flight"),
         ("dies_inside", "term", -signal.SIGTERM, "in_flight"),
@@ -298,7 +298,7 @@ def test_damaged_rings_are_problems_and_never_wrong_inputs(folder, dead):
     assert problems > 0.6 * count and read > 2 * count
 
 
-@pytest.mark.parametrize(("options", "named_by"), [("size=300k", "environment"), ("size=8m,ro", "switch")])
+@pytest.mark.parametrize("options, named_by", [("size=300k", "environment"), ("size=8m,ro", "switch")])
 def test_a_ring_in_a_full_or_a_read_only_folder_costs_a_warning(victims, quick_store, tmp_path, options, named_by):
     rings, log = tmp_path / "rings", tmp_path / "log"
     with mounted(rings, options):

@@ -1,9 +1,7 @@
 """What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is
 recovered."""
 
-import json
 import os
-import subprocess
 import sys
 import time
 
@@ -13,7 +11,7 @@ from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
 from commandline import invoke
 from deathcases import mounted
 from plainkit import all_same
-from roots import ROOT, SUPPORT
+from roots import ROOT, SUPPORT, json_of, run_program
 from soaking import Actor
 from victims import inputs, wait_for
 
@@ -67,7 +65,7 @@ def status(store):
     """The total of `dump status`, and its words."""
     answers = [invoke(store, "dump status", *more) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
-    return json.loads(answers[0].stdout)["total"], answers[1].output
+    return json_of(answers[0])["total"], answers[1].output
 
 
 def balanced(total):
@@ -213,7 +211,7 @@ def fill(folder):
 
 
 @pytest.mark.parametrize(
-    ("ring", "first", "way"),
+    "ring, first, way",
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
 def test_a_full_disk_does_not_make_the_books_old(small_disk, ring, first, way, caplog, monkeypatch):
@@ -292,8 +290,8 @@ def test_a_short_soak_keeps_exact_books():
     """`make soak` is the long one. In a process of its own, which looks at its memory: nothing comes to stay there."""
     command = [sys.executable, str(SUPPORT / "soaking.py"), "1600"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_program(command, env=environment)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout)
+    told = json_of(done)
     assert told["calls"] >= 800 and told["calls_of_the_long_life"] == 800

@@ -19,7 +19,7 @@ from actordbg.store import payload
 
 
 @pytest.mark.parametrize(
-    ("task", "role", "actor"),
+    "task, role, actor",
     [
         ("openrlhf.trainer.ray.ppo_actor.PolicyModelActor.fit", "policy", "a1"),
         ("openrlhf.trainer.ray.ppo_actor.ActorModelRayActor.forward", "policy", "a1"),

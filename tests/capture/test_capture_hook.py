@@ -201,7 +201,7 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize(
-    ("way", "limits"),
+    "way, limits",
     [(Recording, one) for one in ({}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0})]
     + [(AdaptedRecording, EVERYTHING)],
 )
@@ -259,7 +259,7 @@ def test_some_classes_and_environments_are_left_alone(store, fresh, monkeypatch)
         assert not install(fresh, store=str(store.root)) and fresh.forward is original
 
 
-@pytest.mark.parametrize(("name", "run"), [("night-7", "night-7"), ("../../etc", "r")], ids=["plain", "could leave the store"])
+@pytest.mark.parametrize("name, run", [("night-7", "night-7"), ("../../etc", "r")], ids=["plain", "could leave the store"])
 def test_the_environment_overrides_store_and_run(tmp_path, store, fresh, monkeypatch, name, run):
     switch(store)
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
@@ -315,7 +315,7 @@ class Wordy(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("given", "capacity", "most"),
+    "given, capacity, most",
     [((ids(2, 100),), 20_000, 1), ((None,), 4 * ITEM_BYTES, 4), ((None, ["x" * 4000] * 10), 4 * ITEM_BYTES, 1)],
     ids=["tensors", "nothing", "arguments"],
 )
@@ -349,7 +349,7 @@ def the_disk_is_nearly_full(monkeypatch, recording):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reason", "said"),
+    "trouble, reason, said",
     [
         (no_record_fits, "error", "over the limit"),
         (a_graph_is_captured, "cuda_graph", "dropping dumps (cuda graph)"),
@@ -371,7 +371,7 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
     assert recording.recorder.writer._bytes == 0
 
 
-@pytest.mark.parametrize(("number", "reason"), [(28, "disk_full"), (5, "write_error")])
+@pytest.mark.parametrize("number, reason", [(28, "disk_full"), (5, "write_error")])
 def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, number, reason, caplog):
     publish, errors = store.publish_dump, iter([None, None, *[OSError(number, "no")] * 3])
 

@@ -38,7 +38,7 @@ def reasons(books, switch, seq_lens):
 
 
 @pytest.mark.parametrize(
-    ("limits", "seq_lens", "expected"),
+    "limits, seq_lens, expected",
     [
         ({}, [1, 2, 3], [None] * 3),
         ({"every": 2, "min_seq_len": 5}, [1, 9, 1, 9, 1, 9], ["seq_len", None, "seq_len", "every", "seq_len", None]),

@@ -1,14 +1,13 @@
 """What somebody else, or an accident, put in the place of a file or a folder of the recorder; and arguments that no file can hold."""
 
 import ast
-import json
 import os
-import subprocess
 
 import pytest
 import torch
 from capturekit import Recording, SignatureA, ids
 from commandline import invoke
+from roots import read_json, run_program
 from runkit import clean_environment, python
 
 from actordbg.capture.control import Control
@@ -63,7 +62,7 @@ def test_half_of_a_surrogate_pair_costs_no_dump(store):
     recording, actor = Recording(store), Taking()
     actor.model = torch.nn.Linear(1, 1)
     actor.model.config = type("Config", (), {"_name_or_path": "/models/caf\udce9"})()
-    recording.forward(actor, ids(seed=0), "x\ud800y", "whole: \U0001f600")
+    recording.forward(actor, ids(), "x\ud800y", "whole: \U0001f600")
     recording.forward(actor, ids(seed=1), ["\udc80"], {"\ud800": 1})
     with pytest.raises(ValueError, match="a file called"):
         recording.forward(actor, ids(seed=2), "broken")
@@ -114,7 +113,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     assert recording.close(60)
     (dump,) = store.iter_dumps()
     (counters,) = store.counters.rglob("*.json")
-    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    dead = run_program(["sh", "-c", "echo $$"], check=True).stdout.strip()
     mine, theirs = temporary_name("x"), f"{TEMPORARY}{processes()}-{dead}-aabbccdd-x"
     elsewhere = theirs.replace(processes(), "0" * 8)
     for folder in (dump.parent, counters.parent):
@@ -126,7 +125,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     for folder in (dump.parent, counters.parent):
         left = {path.name for path in folder.glob(f"{TEMPORARY}*")}
         assert left == {mine, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"}
-    assert json.loads(counters.read_bytes()) and read_counters(counters)["captured"] == 1
+    assert read_json(counters) and read_counters(counters)["captured"] == 1
 
 
 def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store):

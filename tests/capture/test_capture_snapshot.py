@@ -74,7 +74,7 @@ def test_a_tensor_whose_memory_is_gone_does_not_crash_the_process(tensor, arena)
             copy()
 
 
-@pytest.mark.parametrize(("lost_after", "trusted"), [(3, True), (2, False)])
+@pytest.mark.parametrize("lost_after, trusted", [(3, True), (2, False)])
 def test_copies_are_trusted_if_they_were_complete_before_the_device_was_lost(on_device, arena, lost_after, trusted):
     on_device.lost_after = lost_after
     taken = Copier(lambda _: on_device).place([torch.arange(5), torch.ones(3, dtype=torch.bool)], arena, 0, [0, 64])

@@ -102,7 +102,7 @@ FIRES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    "name, way",
     [*((name, Recording) for name in FIRES), ("not finite", AdaptedRecording), ("an exception", AdaptedRecording)],
 )
 def test_what_fires_keeps_its_call_and_says_what_it_saw(store, name, way):

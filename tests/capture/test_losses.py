@@ -214,7 +214,7 @@ def test_a_new_switch_without_steps_records_every_call(openrlhf, store):
     assert [dump.record.run for dump in recording.dumps()] == ["later"]
 
 
-@pytest.mark.parametrize(("steps", "expected"), [((7, 7), ["policy", "reference"]), ((0, 0), [])])
+@pytest.mark.parametrize("steps, expected", [((7, 7), ["policy", "reference"]), ((0, 0), [])])
 def test_a_reference_is_recorded_in_the_steps_of_the_policy_beside_it(openrlhf, store, steps, expected):
     recording = Recording(store, steps=steps)
     policy, reference, call = stepping(openrlhf, recording)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from roots import ROOT
+from roots import ROOT, write_json
 from runkit import clean_environment, python
 
 MOST_MODULES = 20
@@ -57,7 +57,7 @@ USUAL = {
 @pytest.mark.parametrize("what", MOST_LINES)
 def test_a_training_process_loads_few_modules_and_lines(tmp_path, what):
     (tmp_path / "FORMAT").write_text('{"format": 1}\n')
-    (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
+    write_json(tmp_path / "control.json", CONTROL if what == "all" else USUAL)
     answer = json.loads(python(TRAINING, clean_environment(), str(tmp_path)))
     assert (answer["captured"] == 31 and what == "usual") or (
         answer["rotated"] > 0 and set(answer["triggered"]) - {"slow"} == {"nan", "exception"}  # a busy machine may hold up a call

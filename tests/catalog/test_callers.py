@@ -99,7 +99,7 @@ def test_the_query_of_the_reference_page_reads_the_catalog(store):
 
 
 @pytest.mark.parametrize(
-    ("where", "plan"),
+    "where, plan",
     [
         ("host='node-1' and tokens>5000", "SEARCH d USING INDEX ix_dump_tokens"),
         ("run='r' and padding>500", "SCAN d BLOOM FILTER ON k"),

@@ -81,7 +81,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store):
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    "damage, reason",
     [
         (lambda blob: b"", "wrong magic"),
         (lambda blob: blob[:100], "ends inside its record"),

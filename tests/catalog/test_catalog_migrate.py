@@ -4,14 +4,13 @@ import contextlib
 import errno
 import shutil
 import sqlite3
-import subprocess
 import sys
 
 import catalogcases as cases
 import docpages
 import pytest
 from commandline import invoke
-from roots import ROOT
+from roots import ROOT, run_program
 from sqlmodel import create_engine
 
 from actordbg.base.errors import CatalogProblem
@@ -202,12 +201,12 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store):
         "import sys; from actordbg.catalog.query import select_dumps; from actordbg.store.layout import Store;"
         "print(len(select_dumps(Store(sys.argv[1]), 'rank=0'))); print(sorted({'alembic', 'sqlalchemy', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60)
+    done = run_program([sys.executable, "-c", code, store.root], check=True, timeout=60)
     assert done.stdout.split("\n")[:2] == ["1", "[]"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"),
+    "kind, mode",
     [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")],
 )
 def test_the_journal_suits_the_file_system(tmp_path, monkeypatch, kind, mode):

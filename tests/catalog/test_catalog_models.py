@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import fields
 
 import catalogcases as cases
 import pytest
-from roots import ROOT
+from roots import ROOT, run_program
 from sqlmodel import Session, create_engine, select
 
 from actordbg.catalog import columns, dump_rows, lab_columns, migrate, models, query
@@ -136,5 +135,5 @@ def test_a_column_is_added_in_one_place(store, tmp_path):
     places = [tmp_path, ROOT / "docs", ROOT / "tests" / "support"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
     words = [sys.executable, "-c", USES_IT, os.fspath(store.root)]
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_program(words, env=environment, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import catalogcases as cases
 import pytest
 import torch
 from commandline import invoke
+from roots import json_of
 from storecases import counters as counters_of
 
 from actordbg.base.errors import CatalogProblem, UsageError, WhereError
@@ -41,7 +42,7 @@ def test_index_says_what_it_did_and_names_the_damaged(store):
     out = run(store, "index --quiet").stdout
     assert "4 dumps in the catalog: 4 added, 0 removed" in out
     assert f"damaged: {store.relative(store.dump_path(records[0]))}: " in out
-    answer = json.loads(run(store, "index --rebuild --json").stdout)
+    answer = json_of(run(store, "index --rebuild --json"))
     assert (answer["added"], answer["dumps"], len(answer["damaged"])) == (4, 4, 1)
 
 
@@ -57,7 +58,7 @@ def test_ls_lists_and_says_how_many_more_there_are(store):
     more, following = result.stderr.splitlines()
     assert "4 more; pass --limit 0 to list all" in more and following.startswith("next: actordbg dump show ")
     assert len(run(store, "ls --limit 0").stdout.strip().splitlines()) == 8
-    rows = json.loads(run(store, "ls --where rank=1 --json").stdout)
+    rows = json_of(run(store, "ls --where rank=1 --json"))
     assert [row["dump_id"] for row in rows] == [r.dump_id for r in reversed(records) if r.rank == 1]
     assert (rows[-1]["path"], rows[0]["training"]) == (store.relative(store.dump_path(records[1])), True)
 
@@ -78,7 +79,7 @@ def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded
                  "returned outputs (log_probs); RNG state before the call (cpu)", "max diff", "0.25", "same RNG", "no",
                  "not compared in r1: because"):  # fmt: skip
         assert word in out
-    answer = json.loads(run(store, "show", described.dump_id, "--json").stdout)
+    answer = json_of(run(store, "show", described.dump_id, "--json"))
     assert [(one["name"], one["kind"]) for one in answer["tensors"]] == [
         ("sequences", "input"), ("output.log_probs", "output"), ("rng.cpu", "generator"),
     ]  # fmt: skip
@@ -101,7 +102,7 @@ def test_verify_names_every_damaged_file_and_exits_1(store):
     assert all(store.relative(path) in out for path in (torn, flipped, junk, untrue))
     assert "2 good, 4 damaged" in out and "are not those of its record" in out
     assert "next: actordbg store fsck --repair" in run(store, "verify", code=1).output, "`prune --damaged` goes by the catalog"
-    answer = json.loads(run(store, "verify --where", f"dump_id='{records[0].dump_id}'", "--json", code=1).stdout)
+    answer = json_of(run(store, "verify --where", f"dump_id='{records[0].dump_id}'", "--json", code=1))
     assert (answer["checked"], answer["damaged"][0]["code"]) == (1, "corrupt-dump")
 
 
@@ -111,7 +112,7 @@ def test_prune_only_says_what_it_would_do_until_told(store):
     assert "would remove 2 files" in result.stdout
     assert "pass --yes" in result.stderr
     assert len(list(store.iter_dumps())) == 8
-    answer = json.loads(run(store, "prune --where rank=0 --yes --json").stdout)
+    answer = json_of(run(store, "prune --where rank=0 --yes --json"))
     assert (answer["done"], len(answer["files"])) == (True, 2)
     assert [r for r in records if store.dump_path(r).exists()] == [r for r in records if r.rank != 0]
     assert refresh(store).dumps == 6
@@ -127,9 +128,9 @@ def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store):
     for first in (1, 3, 5):
         (folder / f"{stem}-{first:06d}.json").write_text("{}")
     weights = lambda: sorted(int(path.stem[-6:]) for path in folder.glob("*.json"))  # noqa: E731
-    listed = json.loads(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--json").stdout)
+    listed = json_of(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--json"))
     assert [item["path"] for item in listed["files"]][-1] == f"weights/ppo-1/{stem}-000003.json" and weights() == [1, 3, 5]
-    answer = json.loads(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--yes", "--json").stdout)
+    answer = json_of(run(store, "prune --where", "call_index in (0, 1, 3, 4)", "--yes", "--json"))
     assert weights() == [1, 5], "the dump of call 2 met those of call 1"
     assert answer["bytes"] == sum(item["bytes"] for item in answer["files"]) and answer["failed"] == []
     counters = store.counters / "ppo-1" / f"{stem}.json"
@@ -146,7 +147,7 @@ def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store):
     left = [record for record in records if record.rank > 1 or record.seq_len <= lengths[3]]
     assert 0 < len(left) < 8 and any(record.rank < 2 for record in left) and any(record.seq_len > lengths[3] for record in left)
 
-    assert len(json.loads(run(store, "ls", *both, "--json").stdout)) == 8 - len(left)
+    assert len(json_of(run(store, "ls", *both, "--json"))) == 8 - len(left)
     for wrong in ("rank=0) or (rank=1", "seq_lne>1"):
         with pytest.raises(WhereError, match=f"--where '{re.escape(wrong)}': "):
             run(store, "prune", *both, "--where", wrong, "--yes")
@@ -167,8 +168,8 @@ def test_prune_by_age_and_size_takes_the_oldest(store):
     assert "would remove 6 files" in run(store, "prune --older-than 7d").stdout
     for there_and_back in ("pack", "unpack"):
         run(store, there_and_back, *(["--all"] if there_and_back == "unpack" else []))
-        assert json.loads(run(store, "prune --older-than 7d --json").stdout)["recent"] == 0, there_and_back
-        assert len(json.loads(run(store, "prune --older-than 7d --json").stdout)["files"]) == 6, there_and_back
+        assert json_of(run(store, "prune --older-than 7d --json"))["recent"] == 0, there_and_back
+        assert len(json_of(run(store, "prune --older-than 7d --json"))["files"]) == 6, there_and_back
     assert "nothing to remove" in run(store, "prune --older-than 99999d").stdout
     sizes = [store.dump_path(r).stat().st_size for r in records]
     run(store, "prune --keep", f"{sum(sizes[2:])}B", "--yes")
@@ -204,7 +205,7 @@ def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store, 
     outside = tmp_path / "outside"
     store.dump_folder("ppo-1", 2).rename(outside)
     store.dump_folder("ppo-1", 2).symlink_to(outside)
-    answer = json.loads(run(store, "prune --where", "rank > 0", "--yes", "--json", code=1).stdout)
+    answer = json_of(run(store, "prune --where", "rank > 0", "--yes", "--json", code=1))
     assert len(list(outside.iterdir())) == 2
     assert (len(answer["files"]), len(answer["failed"])) == (4, 2) and all("leads out" in why for _, why in answer["failed"])
 
@@ -245,7 +246,7 @@ def test_prune_damaged_takes_only_what_is_broken(store, monkeypatch):
     mended.write_bytes(good)
     plan = prune.plan_prune(catalog, damaged=True)
     assert [item.path for item in plan.files] == [store.relative(junk)]
-    answer = json.loads(run(store, "prune --damaged --yes --json").stdout)
+    answer = json_of(run(store, "prune --damaged --yes --json"))
     assert [item["path"] for item in answer["files"]] == [store.relative(junk)] and not junk.exists()
     assert all(path.exists() for path in (newer, misplaced, mended, locked))
 
@@ -270,7 +271,7 @@ def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_wait
                 time.sleep(0.05)
             assert not rebuilt.done()
             holder.stdin.close()
-            assert json.loads(rebuilt.result(60).stdout)["dumps"] == 2
+            assert json_of(rebuilt.result(60))["dumps"] == 2
     assert f"waiting for another process, which holds {store.root / name}" in caplog.text
 
 

@@ -93,7 +93,7 @@ def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_to
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "reason"),
+    "damage, code, reason",
     [
         (lambda data: data[:-20], "corrupt-dump", "without its foot"),
         (lambda data: data[:20] + b"\x02\0\0\0" + data[24:], "newer-format", "format 2"),

@@ -1,18 +1,15 @@
 """What a selection says of what is not there, why it is empty, and the selections that have names."""
 
-import json
-
 import catalogcases as cases
 import pytest
-from commandline import tried
-from typer.testing import CliRunner
+from commandline import run_here, tried
+from roots import json_of
 
 from actordbg.base.errors import NothingToDo
 from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import reasons
 from actordbg.catalog.where import of_dumps
-from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
 
@@ -52,7 +49,7 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
     assert "selects none of 12: replayed_at is " in moment
     (nobody,) = reasons(catalog, "dump_id = 'abc'")
     assert nobody.endswith(" selects none of 12: `actordbg dump ls` lists the ids"), nobody
-    done = CliRunner().invoke(app, ["dump", "ls", "--where", "role='critic'", "--store", str(twelve.root)])
+    done = run_here("dump", "ls", "--where", "role='critic'", "--store", twelve.root)
     assert done.exit_code == 5 and "role is policy (8), reference (4)" in done.stderr
 
 
@@ -96,20 +93,20 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(store):
 
 
 @pytest.mark.parametrize(
-    ("options", "inputs"),
+    "options, inputs",
     [(("--lf",), 1), (("--diverse", "4", "--where", "rank<2"), 4)],
 )
 def test_a_replay_takes_a_selection_by_name(twelve, options, inputs):
     done = tried(twelve, "replay --dry-run --json", *options)
     assert done.exit_code == 0, done.exception
-    assert json.loads(done.stdout)["selected"] == inputs
+    assert json_of(done)["selected"] == inputs
 
 
 def test_the_columns_are_listed_with_their_headings():
-    answer = json.loads(CliRunner().invoke(app, ["dump", "columns", "--json"]).stdout)
+    answer = json_of(run_here("dump", "columns", "--json"))
     assert {one["heading"]: one["name"] for one in answer if one["heading"]} == {
         "S": "seq_len",
         "B": "batch_size",
     }
-    shown = CliRunner().invoke(app, ["dump", "columns"]).stdout
+    shown = run_here("dump", "columns").stdout
     assert "seq_len" in shown and "operators: =" in shown

@@ -4,11 +4,10 @@ import json
 
 import catalogcases as cases
 import pytest
-from typer.testing import CliRunner
+from commandline import run_here
 
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
-from actordbg.cli.app import app
 
 OTHER = {"trainer": "trl", "adapter": "trl", "function": "trl.trainer.grpo_trainer:GRPOTrainer.f"}
 
@@ -25,7 +24,7 @@ def mixed(store):
 
 
 def said(store, *words):
-    done = CliRunner().invoke(app, [*words, "--store", str(store.root)])
+    done = run_here(*words, "--store", store.root)
     assert done.exit_code == 0, done.output
     return done.stdout
 

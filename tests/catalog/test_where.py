@@ -82,7 +82,7 @@ def test_columns_that_were_used_are_known():
     assert compile_where("seq_len>1").joins == ""
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
+@pytest.mark.parametrize("text, seconds", [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
 def test_durations(text, seconds):
     assert parse_duration(text).total_seconds() == seconds
 
@@ -158,7 +158,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"),
+    "text, hint",
     [
         ("seqlen > 5", "`actordbg dump columns` lists the columns"),
         ("role = policy", "text goes in 'single quotes'; `actordbg dump columns` lists the columns"),

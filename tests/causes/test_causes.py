@@ -3,7 +3,6 @@
 The asserts are in the scenarios (`causecases`), which run in processes of their own.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import causecases
 import pytest
 from actorcases import run_scenario
 from amounts import first_or_all
-from typer.testing import CliRunner
-
-from actordbg.cli.app import app
+from commandline import run_here
+from roots import json_of
 
 pytestmark = pytest.mark.forked
 
@@ -28,11 +26,11 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
     (folders,) = run_scenario("recorded", tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
     for name, said in (("raw", "recorded log-probs: temperature 0.7 was not applied (0."), ("healthy", "")):
         asked = ["check", "--recorded", "--model", folders["model"], "--through", "rows", "--no-laws"]
-        checked = CliRunner().invoke(app, ["--store", folders[name], *asked])
+        checked = run_here("--store", folders[name], *asked)
         assert (said or "RIGHT") in " ".join(checked.stdout.split()), checked.output
         assert checked.exit_code == (1 if said else 0), checked.output
-        compared = CliRunner().invoke(app, ["--store", folders[name], "compare", "last", "recorded", "--json"])
-        explained = json.loads(compared.stdout)["explained"]
+        compared = run_here("--store", folders[name], "compare", "last", "recorded", "--json")
+        explained = json_of(compared)["explained"]
         if said:
             assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
             assert explained["causes"][0]["amount"] == pytest.approx(1.0, abs=1e-4) and explained["dumps"] == 2
@@ -48,7 +46,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "others", "word", "said"),
+    "name, others, word, said",
     first_or_all(
         [
             ("updated-cool", True, "WRONG", "temperature"),
@@ -74,7 +72,7 @@ def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(sides, name, others, w
 
 def explanation_of(store, *more):
     asked = ["--store", store, "explain", "last", "--against", "rollout", *more, "--json"]
-    return json.loads(CliRunner().invoke(app, asked).stdout)
+    return json_of(run_here(*asked))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def sides(tmp_path_factory):
     (folders,) = run_scenario("sides", tmp_path_factory.mktemp("sides"), program=causecases.__file__, OMP_NUM_THREADS="1")
     first, *others = (folder for name, folder in folders.items() if name not in ("before", "now"))
     given = ["--model", folders["now"], "--through", "rows", "--dtype", "fp32", "--keep-tensors", "--no-backward", "--all"]
-    replayed = CliRunner().invoke(app, ["--store", first, "replay", *given])
+    replayed = run_here("--store", first, "replay", *given)
     assert replayed.exit_code == 0, replayed.output
     explanation_of(first)
     for other in others:

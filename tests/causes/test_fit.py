@@ -144,7 +144,7 @@ def test_what_is_nobodys_is_unknown_and_what_cannot_be_told_apart_is_named_toget
 
 
 @pytest.mark.parametrize(
-    ("configured", "words"),
+    "configured, words",
     [(0.7, "temperature 0.7 was not applied"), (1.0, "the temperature was 1.42"), (None, "the temperature was 1.42")],
 )
 def test_a_temperature_is_told_in_the_units_that_the_run_was_configured_in(configured, words):

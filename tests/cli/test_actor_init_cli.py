@@ -1,9 +1,8 @@
 """`actordbg actor init`: builds the actor, tries it, and says what it is. That no worker is left is for tests/replay: it is a replay."""
 
-import json
-
 import pytest
 from commandline import invoke
+from roots import json_of, read_json
 
 from actordbg.base.errors import ActordbgError
 from actordbg.store.layout import Store
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.forked
 def init(folder, *words, code=0):
     done = invoke(Store(folder / "store"), "actor init", *words, "--json")
     assert done.exit_code == code, done.stdout
-    return json.loads(done.stdout) | {"notes": done.stderr}
+    return json_of(done) | {"notes": done.stderr}
 
 
 def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
@@ -29,7 +28,7 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
     assert [finding["id"] for finding in answer["known_failures"]] == ["vocabulary-folded"]
     assert "info[vocabulary-folded]" in answer["notes"]
     assert list(tmp_path.iterdir()) == [saved] and answer["saved"] == str(saved), "it leaves nothing else"
-    assert json.loads((saved / "config.json").read_text())["num_hidden_layers"] == 1
+    assert read_json(saved / "config.json")["num_hidden_layers"] == 1
     with pytest.raises(ActordbgError, match="is not an empty folder") as refused:
         init(tmp_path, "--model", saved, "--save", saved)
     assert refused.value.exit_code == 3
@@ -38,7 +37,7 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    "words, code, said",
     [
         (("--backend", "deepspeed", "--zero-stage", "1", "--deepcompile"), 3, "DeepCompile runs on CUDA only"),
         (("--num-layers", "9"), 2, "the model has 2 layers"),  # an error in the worker keeps its exit code

@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from commandline import program, tried, typed
-from typer.testing import CliRunner
+from commandline import program, run_here, tried, typed
+from roots import json_of
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
-from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -49,7 +48,7 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
     assert run(store, *words)[0] == WhereError.exit_code == 2 and not store.catalog_path.exists()
 
 
-@pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
+@pytest.mark.parametrize("typed, advice", [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
 def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
     store = sixty if typed else Store(tmp_path / "store").create()
     nothing = tried(store, "replay --dry-run", *typed).exception
@@ -58,7 +57,7 @@ def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    "line, code, said",
     [
         ("train-check --show= --dry-run", 2, "training check"),  # without a name it is none, and starts no new one
         ("train-check --resume= --dry-run", 2, "training check"),
@@ -79,7 +78,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
 
 
 @pytest.mark.parametrize(
-    ("line", "code"),
+    "line, code",
     [
         ("--store /nowhere replay --json", "store"),
         ("--store /etc/passwd dump ls --json", "store"),
@@ -92,7 +91,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
 )
 def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty, line, code):
     done = typed(line.replace("STORE", str(sixty.root)))
-    error = json.loads(done.stdout)["error"]
+    error = json_of(done)["error"]
     assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
     assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]
 
@@ -100,17 +99,17 @@ def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(s
 def test_an_error_behind_an_answer_is_no_second_document():
     code = "from actordbg.cli import output; output.emit_json({})"
     done = program("--store", "/nowhere", "dump", "ls", "--json", code=code)
-    assert done.returncode == 4 and json.loads(done.stdout) == {}
+    assert done.returncode == 4 and json_of(done) == {}
     done = program("--store", "/proc/nowhere", "run", "python", "job.py", "--json")
     assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr, "words of a job ask for no JSON"
 
 
 def test_a_store_may_be_named_behind_the_command_and_once(sixty):
-    done = CliRunner().invoke(app, ["dump", "ls", "--store", str(sixty.root), "--json"])
-    assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
+    done = run_here("dump", "ls", "--store", sixty.root, "--json")
+    assert done.exit_code == 0 and len(json_of(done)) == 60
     for words in (["--store", "a", "dump", "ls", "--store", "b"], ["--store", "a", "--store", "b", "dump", "ls"]):
         with pytest.raises(UsageError, match="--store takes one value, but is given more than once"):
-            CliRunner().invoke(app, words, catch_exceptions=False)
+            run_here(*words, catch_exceptions=False)
 
 
 def test_a_failed_import_leaves_no_store(tmp_path):

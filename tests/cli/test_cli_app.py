@@ -2,12 +2,12 @@
 
 import inspect
 import re
-import subprocess
 import sys
 
 import pytest
 import typer
 from commandline import invoke, offered, program
+from roots import run_program
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import app
@@ -36,7 +36,7 @@ def test_without_a_package_a_command_that_needs_it_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "exit_code", "said"),
+    "words, code, exit_code, said",
     [
         (("status",), BROKEN, 4, "error[environment]: /somewhere: Permission denied"),
         (("--store", "/dev/null/store", "dump", "enable"), "", 4, "error["),
@@ -71,7 +71,7 @@ def test_the_line_of_a_command_is_the_first_of_its_docstring():
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    "words, named",
     [
         ("dump ls --limit 1 --limit=2", "--limit"),
         ("report -f md --format md", "--format/-f"),
@@ -109,7 +109,7 @@ def test_the_help_has_every_entry_and_option_under_a_heading():
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    "typed, found",
     [
         ("", "replay"),
         ("dump ", "ls"),
@@ -130,7 +130,7 @@ def test_the_shell_completes_a_second_word_only_where_it_may_stand():
 def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     command = [sys.executable, "-m", "actordbg", "--show-completion", "bash"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_program(command)
     assert done.stdout.splitlines()[-1].endswith(" _actordbg_completion actordbg"), done
 
 

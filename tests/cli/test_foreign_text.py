@@ -17,7 +17,7 @@ from comparecases import given as given_input, write_replay
 from hostilestore import FORGED, FORMULA, HIDDEN, HOSTILE, forbidden, hostile_logs, hostile_store
 from hypothesis import given, settings, strategies as st
 from markdown_it import MarkdownIt
-from roots import ROOT
+from roots import ROOT, read_json, write_json
 
 from actordbg.base import foreign_text
 from actordbg.document.blocks import Code, Grid, Heading, Items, Paragraph
@@ -213,9 +213,7 @@ def test_a_suggested_command_runs_nothing_else(store, evil, tmp_path):
     command = f"actordbg replay --model {foreign_text.in_shell(evil)}"
     assert f"command: {command}" in shown and pasted(command, folder) == [["replay", "--model", evil]]
     for foreign in (f"rm -rf {tmp_path} replay", "touch x; actordbg replay", "actordbg replay 'unended"):
-        (folder_of := store.replays / "evil-03" / SPEC).write_text(
-            json.dumps(json.loads(folder_of.read_text()) | {"command": foreign})
-        )
+        (folder_of := store.replays / "evil-03" / SPEC).write_text(json.dumps(read_json(folder_of) | {"command": foreign}))
         told = "".join(typed(store, "report", "evil-03")[:2])
         assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
 
@@ -223,7 +221,7 @@ def test_a_suggested_command_runs_nothing_else(store, evil, tmp_path):
 def test_no_id_in_a_store_says_where_something_is_written(tmp_path):
     store = hostile_store(tmp_path / "deep" / "store")
     spec, matrix = store.replays / "evil-01" / SPEC, store.matrices / "matrix-1.json"
-    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"replay_id": "../../../escaped"}))
+    write_json(spec, read_json(spec) | {"replay_id": "../../../escaped"})
     before = matrix.read_text()
     for changed in (before.replace('"matrix-1"', '"../../../escaped"'), before.replace('"evil-01"', '"../../../escaped"')):
         assert changed != before

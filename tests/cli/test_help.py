@@ -8,13 +8,12 @@ import sys
 
 import commandline
 import pytest
-from commandline import in_json, invoke
-from typer.testing import CliRunner
+from commandline import in_json, invoke, run_here
 
 from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.app import CONTENTS
 from actordbg.cli.from_signature import told
 from actordbg.cli.lazy import every_command, spelled
 
@@ -22,7 +21,7 @@ NAMES = dict(every_command(CONTENTS))
 
 
 def helped(*words):
-    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "80"}, prog_name="actordbg")
+    done = run_here(*words, env={"COLUMNS": "80"}, prog_name="actordbg")
     assert done.exit_code == 0, (words, done.output, done.exception)
     return done.output
 
@@ -59,7 +58,7 @@ def test_at_most_sixteen_entries_at_the_top_name_every_command_of_one_word_and_e
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    "typed, meant",
     [
         ("measure noise", "actordbg noise"),
         ("fsck", "actordbg store fsck"),
@@ -79,7 +78,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(store):
     assert json.loads(done.stdout)["error"]["message"].endswith("Did you mean '--max-inputs'?")
 
 
-@pytest.mark.parametrize(("name", "beginning"), [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
+@pytest.mark.parametrize("name, beginning", [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
 def test_output_is_written_as_the_suffix_says(store, tmp_path, name, beginning):
     invoke(store, "dump create --count", 60, "--seq-len", 8)
     invoke(store, "dump ls -o", tmp_path / name, "-o", tmp_path / "again.json")
@@ -130,7 +129,7 @@ def test_settings_that_make_no_sense_together_are_refused_with_a_hint(store):
         assert hint in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize(("colorless", "terminal"), [("", True), ("1", True), ("", False)])
+@pytest.mark.parametrize("colorless, terminal", [("", True), ("1", True), ("", False)])
 def test_verdicts_have_their_color_in_a_terminal_alone(monkeypatch, capsys, colorless, terminal):
     monkeypatch.setenv("NO_COLOR", colorless)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)

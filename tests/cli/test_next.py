@@ -9,15 +9,13 @@ import shlex
 import docpages
 import pytest
 from amounts import WHOLE
-from commandline import in_json, invoke
+from commandline import in_json, invoke, run_here
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle
-from typer.testing import CliRunner
 
 from actordbg.api import reducing
 from actordbg.campaign import run_matrix
-from actordbg.cli.app import app
 from actordbg.compare import find_truth
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
@@ -102,14 +100,14 @@ def walk(store, first):
         (words,) = docpages.invocations(following)
         docpages.parse(words)
         assert following.startswith(typed), following
-        done = CliRunner().invoke(app, [*words, "--json"])
+        done = run_here(*words, "--json")
         if getattr(done.exception, "exit_code", 0) == 3:  # what another user wrote: somebody at a terminal is asked, and agrees
-            done = CliRunner().invoke(app, [*words, "--json", "--yes"])
+            done = run_here(*words, "--json", "--yes")
         code = getattr(done.exception, "exit_code", done.exit_code)
         assert code in ((0, 1, 5) if len(walked) == 1 else (0, 1)), (walked, done.output, done.exception)
         answer = json.loads(done.stdout) if done.stdout else {}
         if isinstance(answer, list):  # rows: their text names the command
-            done = CliRunner().invoke(app, words)
+            done = run_here(*words)
             answer = {"next": done.stderr.rpartition("next: ")[2].strip() if "next: " in done.stderr else ""}
         following = answer.get("next", "")
     for words in docpages.invocations(following):
@@ -144,7 +142,7 @@ FIRST = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "fault"),
+    "first, fault",
     [
         (first, fault)
         for at, first in enumerate(FIRST)

@@ -45,7 +45,7 @@ def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width):
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "left"),
+    "done, total, left",
     [(0, 3, ""), (3, 3, "3/3 0:00:09"), (2, None, "2/2 0:00:09"), (2, 3, "2/3 0:00:09  stopping the workers")],
 )
 def test_what_is_left_of_a_bar_says_what_was_done(done, total, left):

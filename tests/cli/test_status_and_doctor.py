@@ -1,6 +1,7 @@
 """`status` says how the store stands and what each line asks for; `doctor` begins with what is wrong."""
 
 import pytest
+from casefiles import json_cases
 from commandline import in_json, invoke
 from comparecases import write_replay
 from replaycases import publish
@@ -34,18 +35,7 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store, monkeypatch):
         invoke(store, "status --python /nope")
 
 
-@pytest.mark.parametrize(
-    "calls, flying, told",
-    [
-        (
-            (4, 5, 4),
-            (None, 20.0, None),
-            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and has waited in its last one for 21 s",
-        ),
-        ((4, 5, 4), (None, 3.0, None), None),  # a call that is on its way
-        ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too
-    ],
-)
+@pytest.mark.parametrize("calls, flying, told", json_cases("calls_apart"))
 def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls, flying, told):
     rows = [
         ProcessRow(

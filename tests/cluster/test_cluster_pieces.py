@@ -344,7 +344,7 @@ def test_places_that_wait_are_released_before_those_whose_room_they_would_get():
     assert released == [1, 0, 2] and not engine._places
 
 
-@pytest.mark.parametrize(("state", "limit", "lost"), [("PENDING", -1, False), ("CREATED", 900, False), ("CREATED", -1, True)])
+@pytest.mark.parametrize("state, limit, lost", [("PENDING", -1, False), ("CREATED", 900, False), ("CREATED", -1, True)])
 def test_a_place_waits_for_room_without_a_limit_and_for_its_hosts_with_one(monkeypatch, state, limit, lost):
     monkeypatch.setattr(group_place, "START_S", limit)
     groups = importlib.import_module("ray.util.placement_group")  # `ray.util` has a function of that name
@@ -410,7 +410,7 @@ def host_of_a_hanging_rank(tmp_path):
     return host, journal
 
 
-@pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
+@pytest.mark.parametrize("raylet, told", [("lives", 1), ("died", 0)])
 def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(tmp_path, monkeypatch, raylet, told):
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
     host, journal = host_of_a_hanging_rank(tmp_path)

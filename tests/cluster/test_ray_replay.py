@@ -16,7 +16,7 @@ import torch
 from clustercases import Machines, SharedCluster, fake_on, on_cluster, paused, scripted
 from editorcases import Editor
 from replaycases import publish
-from roots import ROOT
+from roots import ROOT, run_program
 from safetensors.torch import load_file
 from supervised import Bench, make_spec, statuses
 
@@ -265,7 +265,7 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
 
     def actordbg(desk, typed):
         environment = machines.desk(desk) | {"TEMPLATE_OF_WORKERS": str(template_of_workers)}
-        done = subprocess.run(command(machines.url, typed), capture_output=True, text=True, env=environment)
+        done = run_program(command(machines.url, typed), env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

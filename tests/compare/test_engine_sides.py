@@ -49,7 +49,7 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
     store, model = Store(folder / "store").create(), model_of(folder, "llama")
     for index in range(1):
-        dump = dump_of("left", rows=3, length=64, actions=48, seed=index)
+        dump = dump_of("left", length=64, actions=48, seed=index)
         moment = f"2025-06-19T05:26:0{index}.000000Z"
         record = replace(dump.record, dump_id=make_dump_id(moment, index, 1, f"{index:08x}"), timestamp=moment, action_len=48)
         store.publish_dump(*payload.encode(record, dump.tensors))

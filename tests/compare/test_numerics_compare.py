@@ -235,7 +235,7 @@ def test_it_needs_no_torch_and_answers_the_same(store):
 
 
 @pytest.mark.parametrize(
-    ("replayed", "why"),
+    "replayed, why",
     [
         ({"outputs": False}, sides.NO_OUTPUTS),
         ({"model": "tiny"}, "the embedded tiny model is not the run's model"),

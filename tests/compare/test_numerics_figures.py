@@ -146,9 +146,7 @@ def test_the_reference_page_has_the_defaults_that_are():
             assert (None if cell == "-" else float(cell)) == DEFAULTS[dtype].get(name), (name, dtype)
 
 
-@pytest.mark.parametrize(
-    ("factor", "noise", "named"), [(2.0, 1e-3, 2.0), (-1.0, 1e-3, -1.0), (1.0, 1e-3, None), (2.0, 0.5, None)]
-)
+@pytest.mark.parametrize("factor, noise, named", [(2.0, 1e-3, 2.0), (-1.0, 1e-3, -1.0), (1.0, 1e-3, None), (2.0, 0.5, None)])
 def test_gradients_that_are_a_multiple_are_told_from_others(factor, noise, named):
     random = np.random.default_rng(0)
     theirs = random.normal(size=1000)

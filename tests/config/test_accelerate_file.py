@@ -5,6 +5,7 @@ import json
 import commandline
 import pytest
 from replaycases import publish
+from roots import json_of, write_json
 
 from actordbg.api.client import Client
 from actordbg.base.errors import Unsupported, UsageError
@@ -29,7 +30,7 @@ def changed(section, **values):
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "unused"),
+    "config, settings, unused",
     [
         (FSDP2, SETTINGS, []),
         (changed("fsdp_config", fsdp_version=1), SETTINGS, ["fsdp_config.fsdp_version 1"]),
@@ -52,7 +53,7 @@ def test_a_config_gives_settings_and_what_is_not_used_is_named(config, settings,
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "words"),
+    "config, error, words",
     [
         (json.dumps(FSDP2 | {"num_machines": 4}), Unsupported, "the mapping is for 4 machines"),
         (json.dumps(FSDP2 | {"mixed_precision": "fp8"}), Unsupported, "cannot run in mixed_precision fp8"),
@@ -71,7 +72,7 @@ def test_a_config_that_is_invalid_or_cannot_run_is_refused(config, error, words)
 def test_accelerates_own_file_is_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "default_config.yaml").write_text(json.dumps(FSDP2))
+    write_json(tmp_path / "accelerate" / "default_config.yaml", FSDP2)
     assert read_accelerate("default") == ("default_config.yaml", SETTINGS, [])
 
 
@@ -80,7 +81,7 @@ def test_commands_and_python_take_it_and_a_flag_wins(store):
     option = ("--accelerate-config", json.dumps(FSDP2))
     replay = commandline.invoke(store, "replay", *option, "--dtype", "fp32", "--dry-run")
     assert "on 2 workers (fsdp2)" in replay.stdout and "from the mapping: backend fsdp2, nproc 2\n" in replay.stderr
-    cells = json.loads(commandline.invoke(store, "train-check", *option, "--dry-run", "--json").stdout)["cells"]
+    cells = json_of(commandline.invoke(store, "train-check", *option, "--dry-run", "--json"))["cells"]
     assert {cell["config"]["backend"] for cell in cells} == {"plain", "fsdp2"}
     notes = []
     client = Client(lambda *given, **more: notes.append(more["note"]))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from casefiles import json_cases
 
 from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose, gather_facts, short_dtype
@@ -46,17 +47,7 @@ def test_dtypes_have_openrlhfs_short_names():
     assert {given: short_dtype(given) for given in names} == names
 
 
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        ({"dtype": "int8"}, "--dtype int8"),
-        ({"zero_stage": 2}, "--zero-stage"),
-        ({"deepcompile": True}, "--deepcompile"),
-        ({"compile_backend": "aot_eager"}, "--compile-backend"),
-        ({"nproc": 0}, "--nproc 0"),
-        ({"temperature": 0.0}, "--temperature"),
-    ],
-)
+@pytest.mark.parametrize("fields, names", json_cases("meaningless_settings"))
 def test_values_that_mean_nothing_are_refused_by_name(fields, names):
     with pytest.raises(UsageError) as refused:
         validate(ReplayConfig(**fields))

@@ -25,7 +25,7 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
         built(usual, {"backend": "plain", "zero_stage": 3})
 
 
-@pytest.mark.parametrize(("short", "attn"), [("no_flash_attn", "sdpa"), ("flash_attn", "flash_attention_2")])
+@pytest.mark.parametrize("short, attn", [("no_flash_attn", "sdpa"), ("flash_attn", "flash_attention_2")])
 def test_flash_attn_and_no_flash_attn_are_values_of_attn(short, attn):
     given = {f"short_{short}": True}
     assert built({"attn": "eager"}, dict(merged_settings("replay", attn=None, **given))).attn == attn
@@ -73,7 +73,7 @@ class TestEnvironment:
         assert built({}, sharded).nproc == 4
 
     @pytest.mark.parametrize(
-        ("variable", "value", "said"),
+        "variable, value, said",
         [
             ("ACTORDBG_REPLAY_COMPLIE", "1", "ACTORDBG_REPLAY_COMPLIE is not a setting"),
             ("ACTORDBG_REPLAY_TRUTH", "fp32", "ACTORDBG_REPLAY_TRUTH is not a setting"),

@@ -1,15 +1,13 @@
 """A setting has one home: a field added to the table, in one place, is found in everything that derives from it."""
 
-import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 
 import catalogcases as cases
 import pytest
-from roots import ROOT, SUPPORT
+from roots import ROOT, SUPPORT, json_of, run_program
 
 from actordbg.catalog.indexer import refresh
 from actordbg.store.layout import Store
@@ -83,9 +81,7 @@ def run(copy, *arguments, **variables):
     """A program in the copy. It runs where no actordbg.toml lies."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment |= {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "docs"), str(SUPPORT)]), "COLUMNS": "100", **variables}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=copy.parent, capture_output=True, text=True, timeout=120
-    )
+    return run_program([sys.executable, *arguments], env=environment, cwd=copy.parent, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,7 @@ def found(copy, old_store):
     """What the copy makes of the new setting."""
     done = run(copy, "-c", PROBE, str(old_store.root))
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     return answer
 
 

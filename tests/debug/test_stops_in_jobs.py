@@ -1,10 +1,10 @@
 """`breakpoint()` in a running training: its ranks park, another terminal has the prompt, and nobody waits for ever."""
 
-import subprocess
 import sys
 
 import pytest
 import stopcases
+from roots import run_program
 from stopcases import AtTerminal, live_job
 
 from actordbg.debug import stops
@@ -58,9 +58,7 @@ def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of
 
 def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store, tmp_path):
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--break", "--run", "early", "--", "true"]
-    done = subprocess.run(
-        command, env=stopcases.environment({"ACTORDBG_STOP_DIR": str(tmp_path)}), capture_output=True, text=True
-    )
+    done = run_program(command, env=stopcases.environment({"ACTORDBG_STOP_DIR": str(tmp_path)}))
     assert done.returncode == 0 and "actordbg attach early" in done.stderr
     terminal = AtTerminal(store, "attach", "early", ACTORDBG_STOP_DIR=str(tmp_path))
     terminal.child.expect("waiting for a breakpoint in run early")

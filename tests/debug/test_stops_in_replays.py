@@ -182,7 +182,7 @@ def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store):
     assert nobody_is_left(newest(store))
 
 
-@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1"), ("AF_INET6", "::ffff:127.0.0.1")])
+@pytest.mark.parametrize("family, address", [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1"), ("AF_INET6", "::ffff:127.0.0.1")])
 def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family, address):
     """Another user may reach the port at which the adapter is awaited first, and name a server of its own at either loopback."""
     pytest.importorskip("debugpy")

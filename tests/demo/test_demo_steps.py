@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 import roots
 from amounts import WHOLE
-from typer.testing import CliRunner
+from commandline import run_here
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UsageError
 from actordbg.base.processes import session_members
-from actordbg.cli.app import app
 from actordbg.demo import demo_training as steps
 from actordbg.demo.demo_training import Demo, file_state, require_modules
 from actordbg.formats.dumpfile import read_record
@@ -165,9 +164,9 @@ def test_the_store_that_is_typed_is_the_demos_and_what_is_not_empty_is_refused(t
     monkeypatch.setattr(Demo, "run", lambda demo: said.append(demo.store))
     said = []
     own = str(tmp_path / "own")
-    assert CliRunner().invoke(app, ["--store", own, "demo", "--keep", str(tmp_path / "work")]).exit_code == 0 and said == [own]
+    assert run_here("--store", own, "demo", "--keep", tmp_path / "work").exit_code == 0 and said == [own]
     (mine := tmp_path / "own" / "FORMAT").mkdir(parents=True)
     for typed in (["--store", own, "demo"], ["demo", "--keep", own]):
-        refused = CliRunner().invoke(app, typed)
+        refused = run_here(*typed)
         assert isinstance(refused.exception, UsageError) and "is not empty" in refused.exception.message and len(said) == 1
         assert mine.exists()

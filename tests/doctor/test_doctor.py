@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from casefiles import cases_of
-from roots import ROOT, script
-from typer.testing import CliRunner
+from commandline import run_here
+from roots import ROOT, json_of, script
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
-from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.config.sources import parse_toml
 from actordbg.doctor import checkup, python_environment as environment
@@ -163,11 +162,11 @@ def test_each_finding_is_a_script_that_runs_the_first_and_the_last_version():
 
 def test_findings_are_listed_and_those_that_are_installed_come_first(here):
     here.python.install("deepspeed", "0.19.7")
-    listed = CliRunner().invoke(app, ["doctor", "--findings"]).output
+    listed = run_here("doctor", "--findings").output
     first, *others = re.findall(r"^\S+ \((.*)\)$", listed, re.MULTILINE)
     assert len(others) == len(known_findings()) - 1 and first.endswith(", installed")
     assert "deepspeed 0.19.6 to 0.19.8, installed" in listed and others[-1].endswith(", not installed")
-    rows = json.loads(CliRunner().invoke(app, ["doctor", "--findings", "--json"]).output)
+    rows = json.loads(run_here("doctor", "--findings", "--json").output)
     assert {row["name"] for row in rows if row["here"]} >= {"zero-keeps-the-last-backward", "merged-twice"}
 
 
@@ -230,7 +229,7 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
 
 
 @pytest.mark.parametrize(
-    ("module", "text", "status", "told"),
+    "module, text, status, told",
     [
         ("openrlhf.models.actor", CATCHES, "bad", ("No module named 'einops'", "actor.py:2", "pip install einops==0.8.2")),
         ("openrlhf.models.actor", "from transformers import gone\n", "bad", ("transformers==5.15.0",)),
@@ -282,12 +281,10 @@ def test_no_store_yet_is_fine_and_makes_none(here, tmp_path):
 def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here):
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
     arguments = ["doctor", "--quick"]
-    done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout)[
-        "checks"
-    ] and done.exit_code == 0
+    done = run_here(*arguments, "--json")
+    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json_of(done)["checks"] and done.exit_code == 0
     here.python.uninstall("safetensors")
-    done = CliRunner().invoke(app, arguments)
+    done = run_here(*arguments)
     assert done.exit_code == 4 and "pip install" in done.stdout
     path = "/a/" + "x" * 40 + "/actor.py"
     checks = (ok("import openrlhf.cli.train_ppo_ray", "word " * 40), warn("patch", path, "do " * 60), bad("disk", "a", "b"))

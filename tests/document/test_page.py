@@ -96,7 +96,7 @@ def test_the_verdict_stands_first_with_the_toy_model_what_was_not_checked_and_th
 
 
 @pytest.mark.parametrize(
-    ("said", "fails", "second"),
+    "said, fails, second",
     [
         ("CLAUSE", "", None), ("short", "short", None), ("CLAUSE; 3 of 8 are wrong", "", "3 of 8 are wrong"),
         ("recorded data: ratio (slime#774): CLAUSE, in row 1 of dump 9f3a2c1b; also fails: mask", "", "recorded data: ratio (slime#774); also fails: mask"),

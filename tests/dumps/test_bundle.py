@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from commandline import tried
+from commandline import run_here, tried
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner
+from roots import json_of, read_json, write_json
 
 from actordbg.base.errors import (
     ActordbgError,
@@ -30,7 +30,6 @@ from actordbg.base.errors import (
     UsageError,
 )
 from actordbg.base.owners import is_own, read_owned
-from actordbg.cli.app import app
 from actordbg.dumps import bundle as bundles, redaction
 from actordbg.dumps.bundle import MANIFEST, open_bundle, pack_bundle
 from actordbg.dumps.create import create_dumps
@@ -49,9 +48,9 @@ def files_of(store):
 
 
 def run(store, *words, code=0):
-    done = CliRunner().invoke(app, ["--store", str(store), *words, "--json"])
+    done = run_here("--store", store, *words, "--json")
     assert done.exit_code == code, done.output
-    return json.loads(done.stdout)
+    return json_of(done)
 
 
 MINE, TRUTH = "20260101T000000-aaaaaa", "20260101T000001-bbbbbb"
@@ -75,7 +74,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_
         give_away(store.dumps / "led", monkeypatch)
     folder = store.replays / MINE
     write_replay(store, MINE, [item])
-    spec = json.loads((folder / "spec.json").read_text())
+    spec = read_json(folder / "spec.json")
     spec["inputs"][0]["path"] = path
     atomic_write(folder / "spec.json", json.dumps(spec).encode())
     if "bundle" in way:
@@ -85,7 +84,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_
     assert way == "/" or isinstance(done.exception, ActordbgError | OSError), done.output
 
 
-@pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
+@pytest.mark.parametrize("field, words", [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
 def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path):
     inputs = publish(store, 1, length=16)
     write_replay(store, MINE, inputs)
@@ -93,8 +92,8 @@ def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path)
     run(store.root, "compare", MINE, TRUTH)
     private_dump(tmp_path)
     (file,) = store.comparisons.glob("*.json")
-    record = json.loads(file.read_text()) | {field: "../../private", "verdict": "mismatch"}
-    file.write_text(json.dumps(record))
+    record = read_json(file) | {field: "../../private", "verdict": "mismatch"}
+    write_json(file, record)
     before = sorted(tmp_path.rglob("*"))
     done = tried(store, *words, file.stem)
     assert isinstance(done.exception, CorruptDump) and f"its {field} is '../../private'" in done.exception.message
@@ -174,7 +173,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatc
     assert replaced[5] != 5, "under the mask, and no padding"
 
 
-@pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
+@pytest.mark.parametrize("dtype, model", [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
 def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype, model, store, tmp_path):
     """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
     ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)

@@ -74,7 +74,7 @@ def pack(store):
 
 def swapped(store):
     """Two dumps of one folder with each other's names."""
-    first, second = dump(store, 0), dump(store, 4)
+    first, second = dump(store), dump(store, 4)
     aside = first.with_name(".aside")
     first.rename(aside)
     second.rename(first)

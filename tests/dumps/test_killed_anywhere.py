@@ -4,12 +4,11 @@
 """
 
 import json
-import subprocess
 import sys
 
 import pytest
 from killed_commands import COMMANDS
-from roots import SUPPORT, environment
+from roots import SUPPORT, environment, run_program
 from syscall_killer import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "this machine can")]
@@ -21,7 +20,7 @@ EVERY, OFFSET = 2400, 61
 def reports(forked_workers):
     """What became of each command; one process makes all runs, since it is forked for each."""
     words = [sys.executable, SUPPORT / "killed_commands.py", "all", "--every", str(EVERY), "--offset", str(OFFSET)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    done = run_program(words, env=environment())
     assert done.returncode in (0, 1), done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     return {report["command"]: report for report in found}

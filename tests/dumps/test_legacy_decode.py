@@ -113,7 +113,7 @@ def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    "data, said",
     [
         *((pickle.dumps(value), None) for value in (1, "text", [inputs()], (), None, b"bytes")),
         *((data, None) for data in (b"", b"\x80", b"PK\x03\x04zip", b"\x80\x04.", b"\x80\x09N.", b"(" * 5000)),

@@ -69,9 +69,7 @@ def test_folders_are_searched_and_each_is_a_run(store, tmp_path):
     assert import_paths(store, [tmp_path / "a"]).runs == ["first", "second"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "expected"), [("ok-1", "ok-1"), ("..hidden", "hidden"), ("###", "import"), ("é" * 9, "import")]
-)
+@pytest.mark.parametrize("folder, expected", [("ok-1", "ok-1"), ("..hidden", "hidden"), ("###", "import"), ("é" * 9, "import")])
 def test_a_folder_name_that_no_run_can_have_is_changed(tmp_path, folder, expected):
     assert run_name(tmp_path / folder / "x.pkl") == expected
 

@@ -1,6 +1,5 @@
 """`dump pack` and `dump unpack` as a user types them, and every other command on a store of packed dumps."""
 
-import json
 import os
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import packcases
 import pytest
 from commandline import invoke
 from replaycases import old_pickle
+from roots import json_of
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
@@ -32,7 +32,7 @@ def ppo(store):
 
 def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo):
     files = sum(path.stat().st_size for path in ppo.iter_dumps())
-    answer = json.loads(run(ppo, "dump pack --json").stdout)
+    answer = json_of(run(ppo, "dump pack --json"))
     (pack,) = ppo.iter_packs()
     assert answer["dumps"] == 18 and answer["files_bytes"] == files and answer["packed_bytes"] == pack.stat().st_size
     assert answer["distinct_rows"] < answer["rows"] == 18 * 4 * 8 / 3
@@ -59,7 +59,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
     run(ppo, "dump pack --where", "rank < 3", "--quiet")
     with pytest.raises(UsageError):
         run(ppo, "dump unpack")
-    answer = json.loads(run(ppo, "dump unpack --where", "rank = 0", "--json").stdout)
+    answer = json_of(run(ppo, "dump unpack --where", "rank = 0", "--json"))
     assert answer["dumps"] == 5 and answer["kept"] == []
     assert "9 dumps unpacked from 1 pack" in run(ppo, "dump unpack --all --quiet").stdout
     assert run(ppo, "dump unpack --all").stdout.strip() == "nothing to unpack"
@@ -68,10 +68,10 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
 
 def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp_path):
     def seen():
-        rows = json.loads(run(ppo, "dump ls --where", "seq_len > 300", "--json", "--limit", "0").stdout)
-        first = json.loads(run(ppo, "dump show", rows[0]["dump_id"], "--json").stdout)
-        checked = json.loads(run(ppo, "dump verify --json").stdout)
-        report = json.loads(run(ppo, "report --json").stdout)
+        rows = json_of(run(ppo, "dump ls --where", "seq_len > 300", "--json", "--limit", "0"))
+        first = json_of(run(ppo, "dump show", rows[0]["dump_id"], "--json"))
+        checked = json_of(run(ppo, "dump verify --json"))
+        report = json_of(run(ppo, "report --json"))
         for row in (*rows, first):
             for name in ("path", "pack", "bytes"):
                 row.pop(name, None)
@@ -129,7 +129,7 @@ def test_replay_takes_packs_by_name(ppo, spelling):
     names = [pack] if spelling == "whole pack" else [ppo.root / paths[2]]
     rows = rows_of_files(ppo, names)
     assert [row.path for row in rows] == (paths if spelling == "whole pack" else [paths[2]])
-    answer = json.loads(run(ppo, "replay --input-file", names[0], "--dry-run", "--max-inputs", "2", "--json").stdout)
+    answer = json_of(run(ppo, "replay --input-file", names[0], "--dry-run", "--max-inputs", "2", "--json"))
     assert answer["selected"] == min(2, len(rows))
     defaults = defaults_of(ppo.root, rows)
     assert defaults is not None and vars(defaults).items() <= vars(rows[0]).items()

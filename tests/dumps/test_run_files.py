@@ -73,7 +73,7 @@ LARGE = ("slime-rollout", "verl", "openrlhf", "torch.save", "pickle")
 """Files with a pickle in each way."""
 
 
-@pytest.mark.parametrize(("name", "large"), [*((name, False) for name in WRITERS), *((name, True) for name in LARGE)])
+@pytest.mark.parametrize("name, large", [*((name, False) for name in WRITERS), *((name, True) for name in LARGE)])
 def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name, large, store, tmp_path, monkeypatch):
     path, rows = written(name, tmp_path)
     if large:
@@ -118,7 +118,7 @@ def _numbers(dump_id):
 PAIRS = [(fault, name) for fault, (_, _, names) in NAMED.items() for name in names]
 
 
-@pytest.mark.parametrize(("fault", "name"), PAIRS if WHOLE else PAIRS[::3])
+@pytest.mark.parametrize("fault, name", PAIRS if WHOLE else PAIRS[::3])
 def test_a_fault_is_named_with_its_side(fault, name, store, tmp_path):
     law, side, _ = NAMED[fault]
     imported(store, written(name, tmp_path, fault)[0])
@@ -370,7 +370,7 @@ def test_labels_of_a_supervised_training_are_its_mask_or_are_refused(kind, store
     assert masks == ([] if mask is None else [mask]) and bool(summary.left_out or summary.refused) == (mask is None)
 
 
-@pytest.mark.parametrize(("step", "read"), [(3, True), ("3", False), ("step_3", False), (-1, False), (2.5, False), (None, True)])
+@pytest.mark.parametrize("step, read", [(3, True), ("3", False), ("step_3", False), (-1, False), (2.5, False), (None, True)])
 def test_a_step_that_is_no_whole_number_is_refused_and_not_left_out(step, read, store, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": [5, 6, 7, 8], "step": step}) + "\n")
     assert bool(imported(store, tmp_path / "rows.jsonl").dump_ids) == read
@@ -386,7 +386,7 @@ def estimated():
     return rows
 
 
-@pytest.mark.parametrize(("of_second", "named"), [((0, 16), False), ((16, 32), False), ((8, 24), True), ((4, 12), False)])
+@pytest.mark.parametrize("of_second, named", [((0, 16), False), ((16, 32), False), ((8, 24), True), ((4, 12), False)])
 def test_ranks_of_a_run_may_be_replicas_but_not_share_some_rows(of_second, named, store, tmp_path):
     rows = [replace(row, log_probs=[value - 3 for value in row.log_probs]) for seed in (1, 2) for row in runfiles.made_rows(seed)]
     for rank, of in enumerate((rows[:16], rows[slice(*of_second)])):

@@ -1,12 +1,11 @@
 """Dumps come in and go out in a process that has no torch."""
 
 import pickle
-import subprocess
 import sys
 
 import pytest
 import torch
-from roots import ROOT
+from roots import ROOT, run_program
 from safetensors.torch import load_file
 
 
@@ -28,9 +27,7 @@ def test_dumps_come_in_and_go_out_without_torch(tmp_path):
         "    print(typed, done.exit_code, repr(done.exception or ''))"
     )
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *commands], cwd=tmp_path, capture_output=True, text=True, env=environment
-    )
+    done = run_program([sys.executable, "-c", program, *commands], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     bad = [line for line in done.stdout.splitlines() if " 0 ''" not in line and not line.startswith(("status", "store fsck"))]
     assert bad == [], done.stdout

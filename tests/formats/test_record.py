@@ -34,7 +34,7 @@ def test_a_record_survives_json_exactly_and_what_has_its_default_value_is_left_o
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "strides"), [((2, 10), (10, 1)), ((2, 1), (1, 1)), ((0, 3), (3, 1)), ((), ())])
+@pytest.mark.parametrize("shape, strides", [((2, 10), (10, 1)), ((2, 1), (1, 1)), ((0, 3), (3, 1)), ((), ())])
 def test_strides_of_a_contiguous_tensor_are_left_out(shape, strides):
     spec = TensorSpec("int64", shape, strides, "int32")
     assert spec.to_list() == ["int64", "int32", list(shape)]

@@ -17,9 +17,9 @@ from actordbg.base.errors import CorruptDump, UnsafeInput
 from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.decode import old_call, parse_stamp
 from actordbg.dumps.pickle_machine import Machine
-from actordbg.dumps.pickle_tree import LEFT_OUT, TENSOR, TreeMachine, tree
+from actordbg.dumps.pickle_tree import LEFT_OUT, TENSOR, tree
 
-PARSERS = (tree, TreeMachine.run, Machine.run, pickle_value, old_call, parse_stamp)
+PARSERS = (tree, Machine.run, pickle_value, old_call, parse_stamp)
 NAMES = (b"os\nsystem\n", b"builtins\neval\n", b"collections\nOrderedDict\n", b"torch._utils\n_rebuild_tensor_v2\n")
 WORDS = (
     *NAMES,

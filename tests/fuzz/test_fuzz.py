@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import fuzzing
 import pytest
 import run
 from amounts import amount
+from roots import run_program
 
 from actordbg import formats, records
 
@@ -91,7 +91,7 @@ def one_input(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "plain"])
-@pytest.mark.parametrize(("fault", "said"), [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
+@pytest.mark.parametrize("fault, said", [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
 def test_a_fault_is_found_and_its_input_is_written(engine, fault, said, tmp_path):
     """A copy of the runner beside a broken parser: both engines find it, end with 1, and say how to run it again."""
     for name in ("run.py", "fuzzing.py"):
@@ -101,9 +101,9 @@ def test_a_fault_is_found_and_its_input_is_written(engine, fault, said, tmp_path
         )
     (tmp_path / "of_broken.py").write_text(BROKEN.replace("FAULT", repr(fault)))
     runner = [sys.executable, str(tmp_path / "run.py"), "broken"]
-    done = subprocess.run([*runner, "--seconds", "60", "--engine", engine], capture_output=True, text=True)
+    done = run_program([*runner, "--seconds", "60", "--engine", engine])
     (written,) = (tmp_path / "findings").iterdir()
     assert done.returncode == 1 and "FOUND ONE" in done.stdout and said in done.stdout
     assert f"run.py broken {written}" in done.stdout and written.read_bytes()[:1] == b"["
-    again = subprocess.run([*runner, str(written)], capture_output=True, text=True)
+    again = run_program([*runner, str(written)])
     assert again.returncode == 1 and (said or "TimeoutError") in again.stderr

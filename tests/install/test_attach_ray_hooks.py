@@ -75,7 +75,7 @@ def test_the_environment_in_a_job_config_is_not_replaced():
 
 
 @pytest.mark.parametrize(
-    ("given", "known"),
+    "given, known",
     [
         ({"address": "ray://h:10001"}, (HOOK,)),
         ({"job_config": SimpleNamespace(runtime_env={}, _client_job=True)}, (HOOK,)),
@@ -193,7 +193,7 @@ NODES = f"{FOLDER}{os.pathsep}${{PYTHONPATH}}"
 
 
 @pytest.mark.parametrize(
-    ("users", "path"),
+    "users, path",
     [
         (None, FOLDER),
         ("", FOLDER),
@@ -214,7 +214,7 @@ def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "variables"),
+    "given, variables",
     [
         (None, {"PYTHONPATH": NODES}),
         ({"env_vars": None, "working_dir": "."}, {"PYTHONPATH": NODES}),

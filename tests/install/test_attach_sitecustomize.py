@@ -2,13 +2,12 @@
 
 import importlib.metadata
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from patchkit import HANDLER, SIGNALLED, stand_in
-from roots import ROOT
+from roots import ROOT, run_program
 from runkit import below_run, clean_environment, ended, fake_openrlhf, python
 
 from actordbg.install.ray_hooks import FOLDER
@@ -106,7 +105,7 @@ print(before, Actor().forward(1))
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    "hook, said",
     [
         ("import no_such_module_at_all", "pip install no_such_module_at_all"),
         ("raise SystemExit(7)", "SystemExit: 7"),
@@ -130,7 +129,7 @@ def test_what_a_signal_handler_of_the_program_raises_passes(light, error):
 
 
 @pytest.mark.parametrize(
-    ("changed", "installed"),
+    "changed, installed",
     [
         ({}, True),
         ({"ACTORDBG_DISABLE": "1"}, False),
@@ -173,9 +172,7 @@ def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light):
         "    subprocess.run([sys.executable, '-m', 'spawns_module'], check=True)\n"
     )
     (light / "spawns_module.py").write_text("from spawns import work\nwork()\n")
-    done = subprocess.run(
-        [sys.executable, str(program)], env=below_run(light), capture_output=True, text=True, timeout=120, cwd="/"
-    )
+    done = run_program([sys.executable, str(program)], env=below_run(light), timeout=120, cwd="/")
     assert done.stdout == "('wrapped', '/s')\n" * 4, done.stderr
 
 

@@ -115,7 +115,7 @@ def test_ctrl_z_stops_both_and_both_go_on():
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    "words, options",
     [
         ("ray job submit --no-wait -- python train.py", ["--no-wait"]),
         ("uv run /envs/bin/ray job submit --address http://h:8265 -- python train.py --no-wait", ["--address", "http://h:8265"]),

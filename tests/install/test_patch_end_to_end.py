@@ -1,7 +1,6 @@
 """A patched file, the real hook, a process that knows nothing of actordbg: the calls arrive in the store. And many at once."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 from adaptercases import dumps_of, record_here
 from commandline import invoke
 from patchkit import ACTOR as PLAIN, OLD, facts_of, written
-from roots import FORKED, ROOT
+from roots import FORKED, ROOT, json_of
 from runkit import python
 
 from actordbg.actor.session import ActorSession
@@ -168,7 +167,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     assert [{*dump.outputs} for dump in dumps] == [{"log_probs"}, {"action_log_probs", "entropy"}, {"action_log_probs"}]
     assert {dump.record.versions["loom-rl"] for dump in dumps} == {"0.1.6"}
     listed = invoke(store, "dump ls --where", "trainer='loom'", "--json")
-    assert len(json.loads(listed.stdout)) == 3, listed.output
+    assert len(json_of(listed)) == 3, listed.output
     session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), dtype="fp32"), dumps[0].record, tmp_path / "cache")
     for dump in dumps:
         outcome = session.run(dump, backward=False)

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commandline import run_here
 from patchkit import ACTOR, OLD, facts_of, light_hook, written
-from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, Unsupported
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
-from actordbg.cli.app import app
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching, replace_file as replace
 from actordbg.install.patch_target import find_target
@@ -78,7 +77,7 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
     before = facts_of(actor)
 
     def run(command, *options):
-        done = CliRunner().invoke(app, ["--store", str(tmp_path / "kept"), command, "--target", str(actor), *options])
+        done = run_here("--store", tmp_path / "kept", command, "--target", actor, *options)
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout) if "--json" in options else done
 
@@ -97,7 +96,7 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
     seen = run("status", "--json")
     assert (seen["state"], seen["hooked"], seen["armed"], seen["store"]) == ("patched", True, False, str(tmp_path / "kept"))
     assert "hook seen   yes" in run("status").stdout
-    CliRunner().invoke(app, ["--store", str(tmp_path / "kept"), "dump", "enable", "--free-floor", "0"])
+    run_here("--store", tmp_path / "kept", "dump", "enable", "--free-floor", "0")
     assert run("status").stderr.endswith(" dump status\n")
     assert "-# >>> actordbg trailer" in run("unpatch", "--dry-run", "--json")["diff"]
     undone = run("unpatch", "--json")

@@ -104,7 +104,7 @@ def test_python_and_target_exclude_each_other_and_a_target_is_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [("", "cannot be run"), ("echo no; exit 0", "cannot answer"), (f'exec {sys.executable} -S "$@"', "has no openrlhf")],
 )
 def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, text, said):

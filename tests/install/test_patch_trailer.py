@@ -1,11 +1,11 @@
 """The trailer as bytes: what it appends, what it gives back, what it refuses; and that the text it appends is harmless."""
 
-import subprocess
 import sys
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from patchkit import ACTOR, HANDLER, SIGNALLED, stand_in
+from roots import run_program
 from runkit import clean_environment
 
 from actordbg.base.errors import Conflict, Unsupported
@@ -50,7 +50,7 @@ def test_any_supported_file_comes_back_to_the_byte(source):
     assert trailer.inspect(patched).source == source
 
 
-@pytest.mark.parametrize(("source", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+@pytest.mark.parametrize("source, reason", UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source, reason):
     found = trailer.inspect(source)
     assert found.state is State.UNSUPPORTED
@@ -89,7 +89,7 @@ def test_lines_added_right_before_the_trailer_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    "damage, reason",
     {
         "text after": (lambda p: p + b"mine = 1\n", "text after"),
         "code edited": (lambda p: p.replace(b"import install", b"import installer"), "itself was edited"),
@@ -180,9 +180,7 @@ def _run(tmp_path, hook, store=STORE, **environment):
     if hook is not None:
         stand_in(tmp_path / "path", hook)
     command = [sys.executable, "-S", "-c", RUNNER, str(tmp_path / "path"), str(tmp_path / "actor.py")]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60
-    )
+    return run_program(command, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60)
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
@@ -203,7 +201,7 @@ ODD_STORE = '/it\'s/a "path"/演员/line\nbreak/\\n/undecodable/\udc80'
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    "environment, told",
     [({}, ODD_STORE), ({"ACTORDBG_STORE": "/other"}, "/other"), ({"ACTORDBG_DISABLE": "1"}, None)],
     ids=["as named", "the environment's", "disabled"],
 )

@@ -9,8 +9,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from casefiles import json_cases
 from commandline import tried
-from roots import script
+from roots import run_program, script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
 from actordbg.capture.control import Control
@@ -86,17 +87,9 @@ def test_an_interrupted_job_is_switched_off(store):
     assert (during, is_on(store), process.returncode) == (True, False, 143)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["no-such-program"], 4, "there is no program no-such-program"),
-        (["--run", "a/b", "true"], 2, "is not a valid run name"),
-        (["--on", "nonsense", "true"], 2, "--on"),
-        (["--max-bytes", "many", "true"], 2, "many"),
-        ([], 2, "COMMAND"),
-    ],
-)
-def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
+@pytest.mark.parametrize("words, result", json_cases("run_refused"))
+def test_bad_input_starts_nothing_and_is_explained(store, words, result):
+    code, said = result
     done = tried(store, "run", *words)
     assert getattr(done.exception, "exit_code", done.exit_code) == code and said in f"{done.output} {done.exception}"
     assert not list(store.controls.glob("*.json"))
@@ -135,10 +128,7 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tr
         "-c",
         "import sys; sys.path.insert(0, sys.argv.pop(1)); from actordbg.cli.app import main; main()",
     ]
-    done = subprocess.run(
-        [*command, str(package), "--store", str(store.root), "run", "--run", "a", "--", environment.python, "looks.py"],
-        env=clean_environment(), cwd=tree, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_program([*command, str(package), "--store", str(store.root), "run", "--run", "a", "--", environment.python, "looks.py"], env=clean_environment(), cwd=tree, timeout=120)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[True, True]\n" and records(store) == [("a", 0)] * 5
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from amounts import first_or_all
-from roots import script
+from roots import run_program, script
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 from victims import wait_for
 
@@ -144,7 +144,7 @@ def test_workers_of_a_cluster_are_recorded_and_whom_ray_ends_was_not_killed(stor
     elif how == "inside":
         environment = clean_environment(**QUIET)
         words = f"{submit} {run_inside} {driver}".split()
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+        done = run_program(words, env=environment, timeout=300)
     else:
         words = f"{submit} {driver}".split() if how == "command" else ["bash", f"{tree}/job.sh"]
         done = run_job(store, "--run a --", *words, **QUIET)

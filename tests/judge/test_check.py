@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import brokenactor
 import pytest
-from casefiles import cases_of
+from casefiles import cases_of, json_cases
 from commandline import in_json, invoke, tried
 from comparecases import given, publish_golden, write_replay, write_truths
 from hostilestore import HOSTILE, forbidden
@@ -139,7 +139,7 @@ def test_what_a_run_recorded_and_nobody_asked_about_comes_next(store):
     assert answer.next == "actordbg compare r-01 recorded"
 
 
-@pytest.mark.parametrize(("asked", "following"), [({}, "actordbg matrix"), ({"packing": True}, "")])
+@pytest.mark.parametrize("asked, following", [({}, "actordbg matrix"), ({"packing": True}, "")])
 def test_a_right_check_leads_to_a_matrix_unless_that_led_to_it(store, asked, following):
     """A run that was packed, or a machine with flash attention, is the usual configuration there, and nobody chose it."""
     for name, truth in (("r-01", None), ("r-02", "fp64"), ("r-03", "fp32")):
@@ -165,22 +165,12 @@ def test_a_truth_that_cannot_be_computed_says_why(store, monkeypatch):
     assert answer.sentence.endswith("none could be compared with the truth: no row has a truth")
 
 
-@pytest.mark.parametrize(
-    ("log_prob", "entropy", "outputs", "word", "said"),
-    [
-        (1.5, 0.0, "known", "WRONG", "in 1 of 2 dumps the run's outputs are not what its model gives in fp32: log-probs by up to 1.5 nats"),
-        (1.5, 0.0, True, "NOT CHECKED", "recorded outputs; 2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "
-         "whether the model has the weights of that step"),
-        (0.0, 3.25, True, "WRONG", "in 2 of 2 dumps the run's outputs are not what its model gives in fp32: entropies by up to 3.25 nats; "
-         "its log-probs agree"),
-        (0.0, 0.0, True, "RIGHT", "2 of 2 dumps match the truth to fp32 rounding"),
-        (0.0, 0.0, False, "NOT CHECKED", "recorded outputs; 2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "),
-    ],
-)  # fmt: skip
-def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, log_prob, entropy, outputs, word, said):
+@pytest.mark.parametrize("recorded, result", json_cases("run_outputs"))
+def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, recorded, result):
     """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off. outputs:
     whether they have it; "known": the weights were recorded, and are the model's. Other weights may explain what has no cause.
     """
+    (log_prob, entropy, outputs), (word, said) = recorded, result
     inputs, made = publish_golden(store, 2, bool(outputs))
     made[0]["log_probs"][1, 0] -= log_prob
     for tensors in made:

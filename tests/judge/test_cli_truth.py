@@ -32,7 +32,7 @@ def elsewhere(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "read"),
+    "typed, read",
     [
         ("--truth", "--truth=fp32"),
         ("--truth fp64 --quiet", "--truth fp64 --quiet"),
@@ -57,7 +57,7 @@ def test_the_bare_options_mean_what_they_say(store):
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    "words, why",
     [
         *((f"--truth fp64 {words}", "conflict") for words in (
             "--packing", "--compile", "--attn sdpa", "--backend fsdp2", "--align rank", "--tp 2", "--backend deepspeed --zero-stage 2")),
@@ -110,7 +110,7 @@ def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_f
     assert reported() == [truth], "a truth that somebody asked for"
 
 
-@pytest.mark.parametrize(("dtype", "wider"), [("fp32", "fp64"), ("bf16", "fp32")])
+@pytest.mark.parametrize("dtype, wider", [("fp32", "fp64"), ("bf16", "fp32")])
 def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(store, monkeypatch, dtype, wider):
     """The versions that count are those under which the replay itself ran: nothing here says others."""
     really = importlib.metadata.version
@@ -137,7 +137,7 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "why"),
+    "words, error, why",
     [
         ("truth truth", UsageError, "A is the side under test"),
         (f"{A} truth --truth bf16", UsageError, "--truth cannot be bf16"),

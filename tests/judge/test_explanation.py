@@ -1,11 +1,11 @@
 """`actordbg explain`: what, where, since when and what to do, from made-up replays; no worker starts."""
 
-import json
 import re
 from dataclasses import replace
 
 from commandline import invoke
 from comparecases import given, publish_golden, write_replay, write_truths
+from roots import json_of, read_json, write_json
 from typer.testing import CliRunner
 
 from actordbg.causes.bank import all_causes
@@ -40,7 +40,7 @@ def rows_behind_the_first(_index, made):
 def explained(store, code, *options):
     done = invoke(store, "explain --json", *options)
     assert done.exit_code == code, done.output
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     return answer
 
 
@@ -78,7 +78,7 @@ def test_what_the_store_lacks_is_computed_once(store, monkeypatch):
             **settings,
         )
         path = store.replays / "r-04" / "spec.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"locate": 1}))
+        write_json(path, read_json(path) | {"locate": 1})
         there = load_spec(store, "r-04")
         return there, data_of(store, there).results
 

@@ -3,7 +3,6 @@
 A colleague's bundle has forged truths and comparisons, whose ids and settings are those that this store would look for.
 """
 
-import json
 import shutil
 
 import pytest
@@ -13,6 +12,7 @@ from commandline import in_json, invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import json_of
 
 from actordbg.base.owners import origin_file
 from actordbg.base.units import new_replay_id
@@ -45,7 +45,7 @@ def of_a_colleague(store, folder, *replays, comparisons=()):
 
 
 @pytest.mark.forked
-@pytest.mark.parametrize(("of_replay", "of_truth", "word"), first_or_all([(1.2, 1.2, "WRONG"), (0.0, 1.2, "RIGHT")]))
+@pytest.mark.parametrize("of_replay, of_truth, word", first_or_all([(1.2, 1.2, "WRONG"), (0.0, 1.2, "RIGHT")]))
 def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one(
     store, tmp_path, monkeypatch, of_replay, of_truth, word
 ):
@@ -56,7 +56,7 @@ def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one
     for path in (store.replays / row["replay_id"] / TENSORS).iterdir():
         moved(path, of_replay)
     made = invoke(store, "compare", row["replay_id"], "truth", "--json")
-    assert json.loads(made.stdout)["verdict"] == word
+    assert json_of(made)["verdict"] == word
     truths = [path.name for path in store.replays.iterdir() if path.name != row["replay_id"]]
     for name in truths:
         for path in (store.replays / name / TENSORS).iterdir():
@@ -122,7 +122,7 @@ def test_the_report_of_an_imported_replay_names_whose_it_is_and_follows_the_impo
     assert f"next: actordbg report {REPLAY}" in said
     report = invoke(other, "report", REPLAY)
     assert report.stdout.startswith("WRONG (") and "case.tar.zst" in report.stdout.splitlines()[0]
-    assert json.loads(invoke(other, "report", REPLAY, "--format", "json").stdout)["whose"].endswith("case.tar.zst")
+    assert json_of(invoke(other, "report", REPLAY, "--format", "json"))["whose"].endswith("case.tar.zst")
     (row,) = select_dumps(other)
     assert (row.verdict, row.broken, row.theirs) == (None, None, "WRONG")
     assert "theirs: WRONG" in invoke(other, "dump ls").stdout and "theirs: WRONG" in invoke(other, "replay ls").stdout

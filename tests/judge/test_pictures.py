@@ -23,7 +23,7 @@ def test_a_dumps_tokens_are_those_that_torch_reads(store):
 
 
 @pytest.mark.parametrize(
-    ("ids", "real"), [([[1.0, 2.0]], None), ([1.0, 2.0, 3.0], None), ([[1.0, 2.0, 3.0, 4.0]], [[1.0, 1.0, 1.0]]), (None, [[1.0]])]
+    "ids, real", [([[1.0, 2.0]], None), ([1.0, 2.0, 3.0], None), ([[1.0, 2.0, 3.0, 4.0]], [[1.0, 1.0, 1.0]]), (None, [[1.0]])]
 )
 def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(ids, real):
     given = [None if values is None else np.array(values) for values in (ids, real)]
@@ -35,7 +35,7 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
     assert "'domainMax': 9.0" in str(chart.specification), "what is allowed stays pale"
 
 
-@pytest.mark.parametrize(("limit", "said"), [(0.1, "Worst token circled"), (9.0, "0.5 nats, within the limit of 9.")])
+@pytest.mark.parametrize("limit, said", [(0.1, "Worst token circled"), (9.0, "0.5 nats, within the limit of 9.")])
 def test_a_token_within_its_limit_is_not_called_the_worst(limit, said):
     chart = tokens_chart(TokenPair("d", np.array([[-1.0, -2.0]]), np.array([[-1.0, -2.5]]), np.ones((1, 2), bool), limit=limit))
     assert chart is not None and said in chart.says

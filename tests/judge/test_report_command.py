@@ -16,6 +16,7 @@ import reportcases
 from catalogcases import publish, record
 from commandline import invoke
 from reportcases import dump_id, given, replay, result
+from roots import json_of, read_json
 
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError
 from actordbg.cli.output import Format
@@ -46,20 +47,20 @@ def reported(store, line="", *words):
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    "names, chosen",
     [((), ["r1"]), (("last",), ["r1"]), (("r2", "r1", "last"), ["r2", "r1"]), (("all",), ["r1", "r2"])],
 )
 def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(replayed, names, chosen):
     assert [data.spec.replay_id for data in load(replayed, names).replays] == chosen
 
 
-@pytest.mark.parametrize(("align", "repeated"), [("shuffle", False), ("rank", False), ("same", True)])
+@pytest.mark.parametrize("align, repeated", [("shuffle", False), ("rank", False), ("same", True)])
 def test_a_failed_input_is_repeated_without_what_needs_the_others(store, align, repeated):
     failed = result(1, status="failed", error="boom", signature="ValueError: boom")
     made = replay([given(i, 300) for i in range(2)], [result(0), failed], backend="deepspeed")
     asked = replace(made.spec, config=ReplayConfig(backend="deepspeed", nproc=2, align=align))
     keep(store, replace(made, spec=asked), "2025-06-19T05:30:00.000000Z")
-    following = json.loads(reported(store, "--json").stdout)["next"]
+    following = json_of(reported(store, "--json"))["next"]
     assert dump_id(1)[-8:] in following and ("--align" in following) == repeated
 
 
@@ -138,7 +139,7 @@ def test_quiet_is_the_first_line_of_the_verdict(replayed):
 
 def test_nothing_replayed_yet_says_so_and_ends_well(store):
     assert reported(store, "--all").stdout.startswith("nothing was replayed yet\n")
-    assert json.loads(reported(store, "--json").stdout)["replays"] == []
+    assert json_of(reported(store, "--json"))["replays"] == []
 
 
 def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_rendering_of_its_own(replayed, tmp_path):
@@ -152,7 +153,7 @@ def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_ren
         assert reported(replayed, "--output", str(tmp_path / name)).stdout.count("\n") == 1
         assert (tmp_path / name).read_text().startswith(start)
     reported(replayed, "--format json --output", str(tmp_path / "r.md"))
-    assert json.loads((tmp_path / "r.md").read_text())["selection"] == "the last replay"
+    assert read_json(tmp_path / "r.md")["selection"] == "the last replay"
     each = {name: reported(replayed, "--all --format", name).stdout for name in get_args(Format)}
     assert len(set(each.values()) - {""}) == len(each)
     assert [shown["replay_id"] for shown in json.loads(each["json"])["replays"]] == ["r2", "r1"], "the newest first"

@@ -106,7 +106,7 @@ def words(*records, config=SAME):
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    "records, said",
     [
         ([lane(0, AGREED), lane(1, AGREED)], ["2 ranks agree on 2 inputs, log-probs bit for bit"]),
         ([lane(0, AGREED), lane(1, None)],

@@ -62,7 +62,7 @@ def run(store, inputs, **settings):
 def bench(tmp_path_factory):
     folder = tmp_path_factory.mktemp("truth")
     store = Store(folder / "store").create()
-    inputs = publish(store, 2, batch=3, length=96)
+    inputs = publish(store, 2, batch=3)
     right = run(store, inputs, packing=True)
     with fault(folder / "run-on", brokenactor.POSITIONS_RUN_ON):
         broken = run(store, inputs, packing=True)
@@ -114,7 +114,7 @@ def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_for
 
 def test_a_patched_mask_function_of_transformers_is_named_by_check(store, tmp_path):
     """Replay and truth run it, so that their log-probs agree; laws and the formula do not."""
-    publish(store, 1, batch=2, length=32)
+    publish(store, 1, length=32)
     with fault(tmp_path / "mask", brokenactor.MASK_OF_TRANSFORMERS):
         code, found = command(store, "check", "--no-backward")
     assert (code, found["verdict"]) == (1, "WRONG") and found["max_abs"] < 1e-5
@@ -167,7 +167,7 @@ FAULTS = (
 
 def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_small_ones(store, tmp_path):
     """In bf16: the first input is right, and each other has a fault."""
-    inputs = publish(store, len(FAULTS) + 1, batch=2, length=200)
+    inputs = publish(store, len(FAULTS) + 1, length=200)
     with fault(tmp_path / "faults", brokenactor.ONE_FAULT_EACH):
         run(store, inputs, dtype="bf16", packing=True)
 

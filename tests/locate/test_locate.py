@@ -3,8 +3,6 @@
 The asserts are in the scenarios (`locatecases`), which run in processes of their own.
 """
 
-import json
-
 import brokenactor
 import census
 import locatecases
@@ -13,13 +11,12 @@ import pytest
 import torch
 from actorcases import run_scenario
 from amounts import first_or_all
-from commandline import invoke
+from commandline import invoke, run_here
 from replaycases import publish
+from roots import json_of
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from actordbg.catalog.query import newest_configuration
-from actordbg.cli.app import app
 from actordbg.locate.forced_forward import Hooks
 from actordbg.locate.operations import Listing, TokenLayout
 from actordbg.records.locate_record import INTO, OUT
@@ -55,7 +52,7 @@ def test_ranks_that_compute_together_stay_in_step_are_judged_alike_and_the_one_t
 
 
 @pytest.mark.parametrize(
-    ("fault", "part", "said", "dumps"),
+    "fault, part, said, dumps",
     first_or_all(
         [
             (brokenactor.EPSILON_AT_THE_FIRST_CALL, 0, "model.layers.1.input_layernorm.variance_epsilon is 0.001", 1),
@@ -71,16 +68,16 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
     """part: of the replay's time, which inputs of other lengths may take; 0: only a dump that is known to be wrong is judged."""
     monkeypatch.setattr("actordbg.judge.check.OTHER_LENGTHS", part)
     publish(store, 1, batch=3, length=48)
-    (long,) = publish(store, 1, batch=2, length=200, first=1)
+    (long,) = publish(store, 1, length=200, first=1)
     for name, value in brokenactor.environment(tmp_path / "fault", fault).items():
         monkeypatch.setenv(name, value)
     options = ["--store", str(store.root), "check", "--dtype", "bf16", "--packing", "--through", "rows", "--json"]
-    found = CliRunner().invoke(app, options)
-    answer = json.loads(found.stdout)
+    found = run_here(*options)
+    answer = json_of(found)
     assert found.exit_code == 1 and answer["verdict"] == "WRONG" and said in answer["sentence"], answer["sentence"]
     replays = len(list(store.replays.iterdir()))
     again = invoke(store, "explain", answer["replay_id"], "--json")
-    why = json.loads(again.stdout)["explanation"]
+    why = json_of(again)["explanation"]
     assert said in str(why["what"] + why["where"]), why
     assert dumps == 1 or not any(text.startswith("all ") for text in why["ruled_out"]), "those of the other dump are not"
     assert len(list(store.replays.iterdir())) == replays, "what the check judged is not judged again"
@@ -94,22 +91,22 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monke
     publish(store, 2, batch=3, length=48)
     options = ["--store", str(store.root), "locate", "--json"]
     asked = [*options, "--dtype", "bf16", "--packing", "--through", "rows"]
-    healthy = CliRunner().invoke(app, asked)
-    answer = json.loads(healthy.stdout)
+    healthy = run_here(*asked)
+    answer = json_of(healthy)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
     assert answer["located"]["places"] == 53 and answer["looked_at"] == 114 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
         monkeypatch.setenv(name, value)
-    faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])
+    faulty = run_here(*options[:-1], answer["replay_id"])
     assert faulty.exit_code == 1, faulty.output
     cause = "model.layers.1.input_layernorm.variance_epsilon is 0.001; transformers' model from this checkpoint has 1e-06"
     assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
     assert newest_configuration(store).replay_id == answer["replay_id"], "that of a replay's modules keeps no tensors to compare"
-    explained = CliRunner().invoke(app, [*options[:2], "explain", "--json"])
-    why = json.loads(explained.stdout)["explanation"]
+    explained = run_here(*options[:2], "explain", "--json")
+    why = json_of(explained)["explanation"]
     assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output
     assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
-    refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
+    refused = run_here(*options, answer["replay_id"], "--packing")
     assert "a replay has its own configuration and inputs, not --packing" in str(refused.exception)
 
 

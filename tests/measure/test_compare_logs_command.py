@@ -14,11 +14,11 @@ from typing import Any
 import logcases
 import pytest
 from casefiles import cases_of
+from commandline import run_here
 from hypothesis import assume, given, settings, strategies as st
-from typer.testing import CliRunner
+from roots import json_of, write_json
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.app import app
 from actordbg.document import page
 from actordbg.document.blocks import number
 from actordbg.measure.align_logs import LEAST_COMMON, compare_logs, trend
@@ -46,7 +46,7 @@ def logs(tmp_path):
 
 
 def invoke(*arguments, **options):
-    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
+    return run_here("compare-logs", *arguments, catch_exceptions=False, **options)
 
 
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs):
@@ -77,7 +77,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path, log
     done = invoke(str(tmp_path / "empty.log"), logs[0])
     assert done.exit_code == 1 and "no loss in A" in done.stdout and "no metrics" in " ".join(done.stdout.split())
     done = invoke(*logs, "--metric", "reward", "--json")
-    assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "NOT CHECKED"
+    assert done.exit_code == 1 and json_of(done)["verdict"] == "NOT CHECKED"
 
 
 def test_one_log_may_come_from_standard_input(logs, monkeypatch):
@@ -148,7 +148,7 @@ def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tm
     assert "C: " in (tmp_path / "x.svg").read_text()
     wild = invoke(a, d, lines(tmp_path / "n.log", loss=float("nan")))
     assert "A C: 10 values of C are NaN or infinite" in " ".join(wild.stdout.split())
-    each = json.loads(invoke(b, a, d, "--each", "--json").stdout)
+    each = json_of(invoke(b, a, d, "--each", "--json"))
     assert each["metric"] == "gpt_loss" and [one["verdict"] for one in each["comparisons"]] == [
         "aligned", "nothing-in-common", "nothing-in-common"
     ]  # fmt: skip
@@ -169,7 +169,7 @@ def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path):
     for step, loss in losses.items():
         summary.add_scalar("train/gpt_loss", loss, step)
     summary.close()
-    answer = json.loads(invoke(log, *exported, str(tmp_path / "events"), "--json").stdout)
+    answer = json_of(invoke(log, *exported, str(tmp_path / "events"), "--json"))
     assert [(one["verdict"], one["common"]) for one in answer["comparisons"]] == [("aligned", 12)] * 3
     assert max(one["max_relative"] for one in answer["comparisons"]) < 1e-6
     with pytest.raises(UsageError, match="holds several runs: run-a, run-b"):
@@ -222,7 +222,7 @@ def test_exports_that_are_no_text_are_recognised_by_content(tmp_path):
 def test_an_export_is_read_from_a_pipe(tmp_path):
     state = json.dumps({"log_history": objects()}, indent=2)
     (tmp_path / "a").write_text(state)
-    told = json.loads(invoke("-", str(tmp_path / "a"), "--json", input=state.encode()).stdout)
+    told = json_of(invoke("-", str(tmp_path / "a"), "--json", input=state.encode()))
     assert (told["common"], told["a"]["last_step"]) == (8, 16)
 
 
@@ -236,7 +236,7 @@ def test_of_several_runs_in_a_database_one_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begins", "named"),
+    "begins, named",
     [
         (b"PAR1\x15\x04", "Parquet"), (b"PK\x03\x04", "zip"), (b"\x80\x04\x95", "pickle"), (b":W&B\xe1\xbe\x01", "W&B"),
         (b"\xff\xfel\0", "UTF-16"), (b"\0" * 64, "binary"), (b"SQLite format 3\0", "SQLite"),
@@ -265,10 +265,10 @@ def test_a_database_of_another_program_is_refused(tmp_path, make):
 
 def test_unequal_numbering_is_not_checked_and_never_wrong(tmp_path):
     """A run that logs each tenth step, beside lines of each step."""
-    (tmp_path / "state").write_text(json.dumps({"log_history": [{"step": 10 * n, "loss": 6 / n} for n in range(1, 9)]}))
+    write_json(tmp_path / "state", {"log_history": [{"step": 10 * n, "loss": 6 / n} for n in range(1, 9)]})
     (tmp_path / "lines").write_text("".join(f"{{'loss': {10 / (n + 1)}}}\n" for n in range(80)))
     done = invoke(str(tmp_path / "state"), str(tmp_path / "lines"), str(tmp_path / "state"), "--json")
-    assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "NOT CHECKED")
+    assert (done.exit_code, json_of(done)["verdict"]) == (1, "NOT CHECKED")
 
 
 def log_of(tmp_path, text, metric=None):
@@ -453,7 +453,7 @@ def noise(count, scale):
 
 
 @pytest.mark.parametrize(
-    ("values", "word"),
+    "values, word",
     [
         ([5 - 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "falls"),
         ([3 + 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "rises"),

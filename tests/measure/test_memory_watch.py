@@ -1,6 +1,5 @@
 """Memory over time: a series that leaks a megabyte at each step shows it, and parts from one that does not."""
 
-import json
 import os
 import random
 import subprocess
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 import commandline
 import pytest
+from roots import json_of
 
 from actordbg.base.errors import UsageError
 from actordbg.document.blocks import UNCHECKED, Items, Verdict
@@ -37,7 +37,7 @@ def series(leak, steps=40, noise=0, base=50 * MB):
     return [sample(None, 5 * MB), *(one for at in quiet for one in (at, replace(at, uss=(at.uss or 0) + 90 * MB)))]
 
 
-@pytest.mark.parametrize(("leak", "noise"), [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
+@pytest.mark.parametrize("leak, noise", [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
 def test_growth_is_told_from_scatter_and_from_what_a_step_borrows(leak, noise):
     growth = figures(series(leak, noise=noise))[0].sizes["uss"].growth
     assert growth is not None and growth.grows and growth.low <= leak <= growth.high
@@ -100,7 +100,7 @@ def test_two_files_are_compared_and_one_is_shown_again(store, tmp_path):
     assert done.exit_code == 1 and "USS: growth is" in done.stdout and "in B; diverging at step" in done.stdout
     assert "<html" in page.read_text() and "USS" in page.read_text()
     assert invoke(store, f"compare {sound} {sound}").exit_code == 0
-    growth = json.loads(invoke(store, f"compare {leaking} --json").stdout)["processes"][0]["sizes"]["uss"]["growth"]
+    growth = json_of(invoke(store, f"compare {leaking} --json"))["processes"][0]["sizes"]["uss"]["growth"]
     assert growth["unit"] == "step" and growth["grows"] and growth["slope"] == pytest.approx(MB, rel=0.1)
 
 
@@ -133,13 +133,13 @@ def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(s
         done = invoke(store, f"watch --pid {child.pid} --interval 10ms --for 100ms --json")
     finally:
         child.communicate(b"\n")
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     assert done.exit_code == 0 and answer["notes"]
     assert len(read_samples(tmp_path / answer["samples"])) == answer["processes"][0]["samples"] > 1
 
 
 @pytest.mark.parametrize(
-    ("typed", "says"),
+    "typed, says",
     [
         ("", "needs one of"), ("--pid 1 --run x", "needs one of"), ("--run x", "no process of run x"),
         ("--pid 4194304", "no process 4194304"), ("--pid 1 --ray", "needs one of"),

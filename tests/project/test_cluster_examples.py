@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from roots import ROOT
+from roots import ROOT, run_program
 
 CONTAINERS, SLURM = ROOT / "examples" / "containers", ROOT / "examples" / "slurm" / "replay.sbatch"
 STUB = """#!/usr/bin/env bash
@@ -44,7 +44,7 @@ def stand_ins(folder, **bodies):
 
 
 def bash(script, environment, *words):
-    return subprocess.run(["bash", script, *words], env=environment, capture_output=True, text=True)
+    return run_program(["bash", script, *words], env=environment)
 
 
 def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path):

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import fields
 from functools import partial
@@ -15,16 +14,16 @@ import docpages
 import packcases
 import pytest
 from amounts import WHOLE
+from commandline import run_here
 from docpages import ROOT, page_id
 from replaycallers import callers
 from replaycases import old_pickle
-from roots import SUPPORT
-from typer.testing import CliRunner
+from roots import SUPPORT, run_program
 
 from actordbg.base import errors
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
-from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import build_config, load_settings
@@ -64,7 +63,7 @@ def command_names():
 def test_the_generated_reference_is_up_to_date_in_a_narrow_terminal():
     environment = os.environ | {"COLUMNS": "40", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run_program(command, env=environment)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
@@ -179,7 +178,7 @@ def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_re
         with pytest.MonkeyPatch.context() as names:
             for name, value in (assignment.split("=") for assignment in assignments.split()):
                 names.setenv(name, value)
-            done = CliRunner().invoke(app, ["--store", "store", *line.split()[: len(arguments)], *extra])
+            done = run_here("--store", "store", *line.split()[: len(arguments)], *extra)
         ended[command] = done.exit_code if isinstance(done.exception, SystemExit | None) else done.exception
     refused = {command: error for command, error in ended.items() if isinstance(error, ActordbgError)}
     assert {command for command, code in ended.items() if code != 0} == set(refused), ended

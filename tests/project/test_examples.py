@@ -6,7 +6,7 @@ import sys
 import docpages
 import pytest
 from reportcases import given, replay, result
-from roots import ROOT
+from roots import ROOT, run_program
 
 from actordbg.catalog.query import select_dumps
 from actordbg.judge.exports import render_csv
@@ -34,7 +34,7 @@ def test_the_tour_does_what_its_page_shows(tmp_path):
 
 def test_a_folder_that_it_did_not_make_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("precious")
-    done = subprocess.run([sys.executable, MAKE, str(tmp_path)], capture_output=True, text=True)
+    done = run_program([sys.executable, MAKE, str(tmp_path)])
     assert done.returncode == 1 and "name another folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -50,9 +50,7 @@ def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path):
     (tmp_path / "some.csv").write_text(render_csv([replay([given(i, n) for i, n in enumerate(every[:-1])], results[:-1])]))
 
     def said(*words):
-        done = subprocess.run(
-            [sys.executable, ROOT / "examples" / "what_fits.py", *words], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = run_program([sys.executable, ROOT / "examples" / "what_fits.py", *words], cwd=tmp_path)
         return done.stdout + done.stderr
 
     text = said("all.csv", "--budget", "1.25e9", "--at", "3000", "--at", "5000")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from amounts import WHOLE
-from roots import ROOT
+from roots import ROOT, write_json
 
 from actordbg.actor.family_models import FAMILIES, SMALL
 from actordbg.base.errors import Unsupported, UsageError
@@ -27,7 +27,7 @@ def cell(index, packing, dtype, **fields):
 def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path):
     assert subject_of("Qwen3.5").config == FAMILIES["qwen3_5"].config
     own = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": 32, "hidden_size": 4096, "attention_bias": True}
-    (tmp_path / "config.json").write_text(json.dumps(own | {"torch_dtype": "bfloat16", "vocab_size": 32000}))
+    write_json(tmp_path / "config.json", own | {"torch_dtype": "bfloat16", "vocab_size": 32000})
     found = subject_of(str(tmp_path)).config
     assert (found["hidden_size"], found["vocab_size"], found["sliding_window"]) == (SMALL["hidden_size"], SMALL["vocab_size"], 6)
     assert found["attention_bias"] and "torch_dtype" not in found
@@ -35,7 +35,7 @@ def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tm
         subject_of("qwen99")
     code = {"auto_map": {"AutoModel": "own.M"}}
     for brought in (code, {"text_config": code}):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | brought))
+        write_json(tmp_path / "config.json", {"model_type": "llama"} | brought)
         with pytest.raises(Unsupported, match="ships with code"):
             subject_of(str(tmp_path))
 
@@ -72,7 +72,7 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("own", "small"),
+    "own, small",
     [
         pytest.param({"layer_types": ["a", "a", "b", "a"]}, {"layer_types": ["a", "b"]}, id="one of each kind"),
         pytest.param(
@@ -84,14 +84,14 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path):
 )
 def test_what_a_configuration_says_of_each_layer_is_cut_with_its_layers(own, small, tmp_path):
     """`layer_types` kept its length, and 36 of 171 causal models of transformers could not be built."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "none", "num_hidden_layers": 4} | own))
+    write_json(tmp_path / "config.json", {"model_type": "none", "num_hidden_layers": 4} | own)
     config = subject_of(str(tmp_path)).config
     assert {name: config[name] for name in own} == small and config["num_hidden_layers"] == 2
 
 
 @pytest.mark.forked
 def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "no such"}))
+    write_json(tmp_path / "config.json", {"model_type": "llama", "hidden_act": "no such"})
     assert families.main([str(tmp_path), "--output", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "0 right in every cell, 0 not, 1 not built" in page and "no such" in page.partition("## Not built")[2]

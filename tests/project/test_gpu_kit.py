@@ -1,11 +1,10 @@
 """The GPU kit does not rot: it is made without its wheels, its steps run and fail as they should, its capture runs on a stand-in."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from roots import ROOT, environment
+from roots import ROOT, environment, read_json, run_program
 
 from benchmarks.gpu import make_kit as making, run_kit as kit
 
@@ -27,7 +26,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path, mo
     monkeypatch.setattr(kit, "STEPS", steps)
     out = tmp_path / "out"
     assert kit.main(["--kit", str(ROOT), "--out", str(out), "--here"]) == 1
-    found = {step["name"]: step for step in json.loads((out / "report.json").read_text())["steps"]}
+    found = {step["name"]: step for step in read_json(out / "report.json")["steps"]}
     assert [found[step.name]["status"] for step in steps] == ["no CUDA", "failed", "took too long", "passed"]
     assert found["broken"]["why"] == "ValueError: boom" and found["keeps"]["figures"] == {"text": "42 of them"}
     first, whole = (out / "report.md").read_text().partition("\n")[::2]
@@ -38,7 +37,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path, mo
 def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert kit.main(["--kit", str(ROOT), "--out", str(tmp_path / "out")]) == 1
-    answer = json.loads((tmp_path / "out" / "report.json").read_text())
+    answer = read_json(tmp_path / "out" / "report.json")
     assert [(step["name"], step["status"]) for step in answer["steps"]] == [("install", "failed")]
     assert "FileNotFoundError" in (tmp_path / "out" / "report.md").read_text()
     assert "Did not pass: install" in answer["not_run"]
@@ -72,7 +71,7 @@ print(json.dumps(answer))
 @pytest.mark.forked
 def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
     around = environment(FORKED_PROGRAM="-c")
-    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=around, timeout=600)
+    done = run_program([sys.executable, "-c", STAND_IN], env=around, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "are right in a group of one" in done.stdout
     answer = json.loads(done.stdout.splitlines()[-1])

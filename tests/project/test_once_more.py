@@ -1,11 +1,11 @@
 """A test that failed is tried once more, alone: what passes then is named, what fails again fails the run, and many are not tried."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from roots import run_program
 
 ONCE_MORE = Path(__file__).with_name("once_more.py")
 TESTS = """
@@ -27,7 +27,7 @@ def test_unsteady(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bad", "unsteady", "code", "words"),
+    "bad, unsteady, code, words",
     [
         (0, 2, 0, "UNSTEADY: test_these.py::test_unsteady[1] failed beside other tests and passed alone"),
         (1, 1, 1, "1 failed, 1 passed"),
@@ -59,4 +59,4 @@ def test_what_cannot_be_or_need_not_be_tried_again_keeps_its_code(tmp_path, left
 
 def run(folder, *words):
     own = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=own, capture_output=True, text=True, check=False)
+    return run_program([sys.executable, *words], cwd=folder, env=own)

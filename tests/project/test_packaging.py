@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from replaycases import old_pickle
-from roots import ROOT
+from roots import ROOT, run_program
 
 from actordbg.config.sources import parse_toml
 
@@ -70,7 +70,7 @@ def test_the_wheel_is_one_package_that_imports_lists_and_replays_in_an_environme
 
     def actordbg(*arguments):
         command = [str(python.with_name("actordbg")), *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
+        done = run_program(command, cwd=tmp_path, env=clean)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

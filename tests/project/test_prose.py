@@ -116,7 +116,7 @@ def test_no_text_has_a_pattern_that_no_native_engineer_writes():
 
 
 @pytest.mark.parametrize(
-    ("source", "patterns"),
+    "source, patterns",
     [
         ('"""Return the sum."""\nWORD = "continue"\n', []),
         ('def f():\n    """What it holds."""\n', ["a function's docstring begins without a verb"]),

@@ -2,12 +2,11 @@
 
 import importlib
 import re
-import subprocess
 import sys
 
 import pytest
 from amounts import WHOLE, first_or_all
-from roots import ROOT
+from roots import ROOT, run_program
 
 FOLDER = ROOT / "examples" / "threads"
 PAGE = (ROOT / "docs" / "threads.md").read_text()
@@ -34,9 +33,7 @@ def test_a_fault_is_found_by_one_command_and_gone_without_it(name, tmp_path, mon
     """The answer names the cause as the table does, with the same figures, to a tenth."""
     if name == "verl_6176":
         monkeypatch.delenv("TEMPLATE_OF_WORKERS", raising=False)  # forks of a job that hangs would outlive it
-    done = subprocess.run(
-        [sys.executable, FOLDER / "run.py", name, "--folder", tmp_path], capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, FOLDER / "run.py", name, "--folder", tmp_path])
     assert done.returncode == 0, done.stdout + done.stderr
     planted = " ".join(done.stdout.partition("without it")[0].split())
     said = row_of(name).rpartition(" | ")[2].removesuffix(" |")

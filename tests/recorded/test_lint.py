@@ -467,7 +467,7 @@ def test_terms_that_are_added_to_recorded_losses_are_named_as_not_checked(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("prompts", "begin", "scored", "broken"),
+    "prompts, begin, scored, broken",
     [
         ((1, 2, 1, 3), PROMPT, 0, ["duplicates"]), ((1, 2, 1, 3), PROMPT, 1, []), ((1, 1, 1, 1), PROMPT, 0, []),
         ((7, 7, 7, 7), 1, 0, ["duplicates"]),
@@ -554,7 +554,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path, monkeypatch)
     assert any(each.endswith("for lack of policy losses, which `actordbg lint` reads") for each in left), left
 
 
-@pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])
+@pytest.mark.parametrize("theirs, judged", [("sft", True), ("another", False), (None, True)])
 def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs, judged):
     own, calls = np.full((1, 4), -1.0), []
     for role, model in ("policy", "sft"), ("reference", theirs), ("policy loss", None):

@@ -14,6 +14,7 @@ from casefiles import cases_of
 from catalogcases import record
 from commandline import in_json, invoke
 from replaycases import publish
+from roots import read_json, write_json
 
 import actordbg
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, Unsupported, UsageError
@@ -200,9 +201,9 @@ def with_template(model, folder, template):
     for file in model.iterdir():
         if file.name.startswith("tokenizer"):
             (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = read_json(folder / "tokenizer_config.json")
     config["chat_template"] = template or ""
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(folder / "tokenizer_config.json", config)
     return str(folder)
 
 
@@ -321,7 +322,7 @@ def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(store
     assert not (store.root / "turns").exists() and capsys.readouterr().err.count("not recorded") == 1
 
 
-@pytest.mark.parametrize(("given", "found", "judged"), [([0, 1, 2], 0, 3), ([1, 2, 0], 1, 3), ([0, 5, 2], 0, 0)])
+@pytest.mark.parametrize("given, found, judged", [([0, 1, 2], 0, 3), ([1, 2, 0], 1, 3), ([0, 5, 2], 0, 0)])
 def test_a_row_has_the_reward_of_its_conversation_unless_rewards_were_shaped(store, tokenizer, given, found, judged):
     made = [replace(conversation(tokenizer, number), reward=float(number)) for number in range(3)]
     stored(store, *made)

@@ -17,12 +17,12 @@ from unittest import mock
 import codedmodel
 import pytest
 from amounts import first_or_all
-from commandline import invoke
+from commandline import invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import json_of, run_program, write_json
 from test_gates import loads_that_may_ask, starts_with_our_input
-from typer.testing import CliRunner
 from victims import wait_for
 
 from actordbg.actor.family_models import FAMILIES
@@ -32,7 +32,6 @@ from actordbg.api.desk import Desk
 from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput, UsageError
 from actordbg.base.foreign_text import in_lines
 from actordbg.base.processes import read_stat
-from actordbg.cli.app import app
 from actordbg.compare.comparing import compare, save
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
@@ -70,7 +69,7 @@ CASE = FaultCase(DIFFERENCE, rows=drawn((20, 14, 16), 256), config=dict(LLAMA), 
 FINGERPRINT = Fingerprint(DIFFERENCE, "row 1 depends on row 0", laws=("neighbour",), behind=True)
 
 
-@pytest.mark.parametrize(("wanted", "items"), [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
+@pytest.mark.parametrize("wanted, items", [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
 def test_delta_debugging_leaves_only_what_is_needed(wanted, items):
     assert ddmin(range(items), lambda kept: wanted <= set(kept)) == sorted(wanted)
 
@@ -185,7 +184,7 @@ def test_the_same_fault_is_the_same_error_law_or_module():
     )
 
 
-@pytest.mark.parametrize(("far", "kind"), [(0.0, GRADIENT), (1.0, DIFFERENCE)])
+@pytest.mark.parametrize("far, kind", [(0.0, GRADIENT), (1.0, DIFFERENCE)])
 def test_a_parameter_called_A_log_is_no_difference_of_log_probs(far, kind):
     name = "model.layers.0.mixer.A_log"
     reason = f"parameter_distance 0.9 is above 0.5 ({name})"
@@ -228,7 +227,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path):
         assert len(text.splitlines()) < 120 or case.through == TRAINER or case.kind in SEVERAL, name
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["format", "--diff"], ["check"]):
-        ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
+        ran = run_program([*ruff, *words, "--isolated", str(tmp_path)])
         assert ran.returncode == 0, ran.stdout
 
 
@@ -268,7 +267,7 @@ def test_a_case_from_a_file_cannot_bring_code(bad):
 
 
 @pytest.mark.parametrize(
-    ("same", "answer"),
+    "same, answer",
     [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
 )
 def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
@@ -281,7 +280,7 @@ def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
 
 
 @pytest.mark.parametrize(
-    ("kind", "codes", "exit_code"),
+    "kind, codes, exit_code",
     [
         (CRASH, [0, -11], 1), (CRASH, [-9, 0], 2), (CRASH, [None, 1], 2), (CRASH, [0, 0], 0),
         (HANG, [None, 0], 1), (HANG, [None, 1], 2), (HANG, [None, -11], 2), (HANG, [0, 0], 0),
@@ -295,7 +294,7 @@ def test_a_script_exits_with_1_for_its_own_fault_only(kind, codes, exit_code):
 
 
 @pytest.mark.parametrize(
-    ("raised", "shown"),
+    "raised, shown",
     [
         (AssertionError(""), True), (AssertionError("x"), False), (ValueError(""), False),
         (type("Fp8Error", (Exception,), {})(f"size 7 of /a/b.py\nrow {'2' * 200}"), True), (KeyError("/a/b"), True),
@@ -325,7 +324,7 @@ def test_a_script_without_its_packages_exits_with_2(monkeypatch):
     assert _attempt(text)["error_class"] == "ModuleNotFoundError"
 
 
-@pytest.mark.parametrize(("ran", "good"), [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
+@pytest.mark.parametrize("ran, good", [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
 def test_a_script_is_handed_over_only_if_it_shows_the_fault(ran, good, monkeypatch):
     monkeypatch.setattr(handover, "run_fresh", lambda *what: ran)
     with contextlib.nullcontext() if good else pytest.raises(BadResult, match="fresh interpreter"):
@@ -473,7 +472,7 @@ def test_a_name_is_a_name_and_no_pattern(words, name, store):
     (store.comparisons / "0").mkdir(parents=True)
     for path in (store.comparisons / "1xa.json", store.root / "outside.json"):
         path.write_text("{}")
-    done = CliRunner().invoke(app, ["--store", str(store.root), *words, name])
+    done = run_here("--store", store.root, *words, name)
     assert isinstance(done.exception, UsageError) and "no replay" in done.exception.message
 
 
@@ -482,7 +481,7 @@ def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(run
     """Nothing that loads it is started; if it changes afterwards, the script says itself that its code does not run."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": codedmodel.AUTO_MAP}))
+    write_json(folder / "config.json", {"model_type": "own", "auto_map": codedmodel.AUTO_MAP})
     case = replace(SCRIPTS["checkpoint"], checkpoint=str(folder))
     monkeypatch.setattr(subprocess, "run", lambda *what, **how: pytest.fail("it ran"))
     monkeypatch.setattr(subprocess, "Popen", lambda *what, **how: pytest.fail("it ran"))
@@ -499,7 +498,7 @@ def test_no_answer_on_a_commands_input_is_consent_to_code(store, tmp_path):
     store.publish_text(path, reduced(FINGERPRINT, replace(SCRIPTS["checkpoint"], checkpoint=str(folder))).to_json())
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "repro", replay, "--yes"]
     for consent in first_or_all([["--trust-remote-code"], []]):  # the script of a case never runs code, with consent neither
-        ran = subprocess.run([*command, *consent], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
+        ran = run_program([*command, *consent], input="y\n" * 99, cwd=tmp_path)
         assert ran.returncode in (1, 3), ran.stderr
         assert not mark.exists()
 
@@ -509,7 +508,7 @@ def reduced(fingerprint, case, **more):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "said"), [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
+    "dtype, said", [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
 )
 def test_a_fault_that_rounding_hides_is_not_called_right(dtype, said):
     """A reader whose red replay ran in bf16 takes "in bf16: right" for the contrary of it."""
@@ -571,7 +570,7 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypa
     """
     model = tmp_path / "private" / "opt"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(FAMILIES["opt"].config))
+    write_json(model / "config.json", FAMILIES["opt"].config)
     settings = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": True}
     write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), model=str(model), backward=False, **settings)
     check, answers = Checks.of, iter([(FINGERPRINT, settings | {"vocab_size": 256})])
@@ -580,7 +579,7 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypa
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
     done = invoke(store, *words)
     assert done.exit_code == 0, done.output
-    shown = json.loads(done.stdout)
+    shown = json_of(done)
     assert shown["lines"] < 120 and "depends on row 0" in shown["title"] and "WRONG" in shown["output"]
     (file,) = store.root.glob("reductions/*/reduction.json")
     record = Reduction.from_file(file)

@@ -99,7 +99,7 @@ def standing(rank, text="", *, slot=0, done=0, share=1, seq_len=8, state=ALIVE):
 
 
 @pytest.mark.parametrize(
-    ("text", "waits_in", "caller"),
+    "text, waits_in, caller",
     [
         (BROADCAST, "broadcast (deepspeed/runtime/zero/utils.py)", "deepspeed/runtime/zero/utils.py:88"),
         (GATHER, "the all-gather of parameters (all_gather_into_tensor) (deepspeed/runtime/zero/partition_parameters.py)", ""),
@@ -123,7 +123,7 @@ UNEVEN = [standing(0, BROADCAST, slot=1, done=1, share=2), standing(1, slot=None
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words", "signature"),
+    "ranks, words, signature",
     [
         (
             UNEVEN,

@@ -1,6 +1,5 @@
 """A colleague's store is read freely. What in it decides what runs is shown, and confirmed; one's own is never asked for."""
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -10,12 +9,12 @@ import tempfile
 import norename  # noqa: F401  registers the file system
 import pytest
 import typer
-from commandline import in_json, invoke
+from commandline import in_json, invoke, run_here
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from roots import run_program, write_json
 from torch._inductor.runtime.runtime_utils import default_cache_dir
-from typer.testing import CliRunner
 
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends import backend
@@ -27,7 +26,6 @@ from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import dump_path
-from actordbg.cli.app import app
 from actordbg.cli.options import approve
 from actordbg.config import consent
 from actordbg.config.choices import Choices
@@ -70,7 +68,7 @@ def stopped_matrix(store, dumps):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
         (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
@@ -129,10 +127,10 @@ def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command, behind_a
     refused = r"somebody with access to norename://.*/bucket wrote .*, whose model .*'/models/of\\x1b\[31m-a-colleague'"
     for root in (moved.root, behind_a_url, moved.root):
         with pytest.raises(Refused, match=refused):
-            done = CliRunner().invoke(app, ["--store", str(root), *command])
+            done = run_here("--store", root, *command)
             raise done.exception or AssertionError(done.output)
         invoke(moved, "store pull", behind_a_url, str(moved.root))
-    done = CliRunner().invoke(app, ["--store", str(moved.root), *command, "--yes"])
+    done = run_here("--store", moved.root, *command, "--yes")
     assert "somebody with access to" in done.stderr and not isinstance(done.exception, Refused)
 
 
@@ -238,7 +236,7 @@ def test_at_a_terminal_it_is_asked(monkeypatch):
 def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path):
     work = tmp_path / "replays" / REPLAY / "work-0-1.json"
     work.parent.mkdir(parents=True)
-    mailbox_of(work).write_text(json.dumps({"work": "/home/me/.config/work-0-1.json"}))
+    write_json(mailbox_of(work), {"work": "/home/me/.config/work-0-1.json"})
     assert await_next(work) == tmp_path / "replays" / ".config" / "work-0-1.json"
 
 
@@ -294,7 +292,7 @@ def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path):
     (tmp_path / "file").touch()  # no folder can be made below it
     around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
-    made = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True).stdout
+    made = run_program([sys.executable, "-c", code], env=around, check=True).stdout
     assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
 
 

@@ -40,7 +40,7 @@ RNG = {"randomness": Randomness(("cpu",), True)}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "changes", "fields"),
+    "outputs, changes, fields",
     [
         ({"action_log_probs": GOLDEN}, {}, figures("golden", 4, 0.5, 0.75 / 4)),
         # the actions', where it had a mask
@@ -71,7 +71,7 @@ def test_a_value_that_is_not_finite_equals_the_same_value_only():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "changes", "own_model", "said"),
+    "outputs, changes, own_model, said",
     [
         ({"log_probs": VALUES}, {}, False, {"log-probs": "the embedded tiny model is not the run's"}),
         ({"log_probs": VALUES[:, :2]}, {}, True, {"log-probs": "the run's are [2, 2], the replay's [2, 3]"}),
@@ -130,7 +130,7 @@ def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_o
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes, said",
     [
         ({}, None),
         ({"mask": ~MASK & MASK}, None),  # without a single token there is nothing to say

@@ -1,19 +1,17 @@
 """`actordbg replay` as typed: what it selects, refuses and answers. Nothing here starts a worker except the last test."""
 
-import json
 import sqlite3
-import subprocess
 import sys
 from functools import partial
 
 import commandline
 import pytest
-from casefiles import cases_of
+from casefiles import cases_of, json_cases
 from commandline import tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
-from roots import environment
+from roots import environment, json_of, run_program, write_json
 from supervised import spec_of
 
 from actordbg.api.desk import Desk
@@ -48,7 +46,7 @@ def invoke(store, line="", *words):
 
 
 def planned(store, line="", *words):
-    answer = json.loads(invoke(store, f"--dry-run --json {line}", *words).stdout)
+    answer = json_of(invoke(store, f"--dry-run --json {line}", *words))
     return answer
 
 
@@ -64,10 +62,10 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(st
     """The second worker dies on start-up, three times."""
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
-    (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
+    write_json(store.replays / spec.replay_id / "script.json", script)
     monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=partial(launch, module="fake_worker")))
     result = typed(store, "replay", "--resume", spec.replay_id, "--json")
-    answer = json.loads(result.stdout)
+    answer = json_of(result)
     assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
     assert isinstance(result.exception, LaunchProblem) and answer["restarts"] == 3
     plan = typed(store, "replay", "--resume", spec.replay_id, "--dry-run")
@@ -115,7 +113,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     assert reason in caught.value.message and "--allow-empty" in caught.value.hint
     allowed = invoke(store, "--where seq_len>4096 --allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
-    empty = json.loads(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty").stdout)
+    empty = json_of(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty"))
     assert reason in empty["sentence"] and empty["selected"] == 0
     assert list(store.replays.glob("*")) == []
 
@@ -166,7 +164,7 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store, monke
     assert [(config.backend, config.zero_stage) for config in ran] == [("deepspeed", 2)] * 4
     for options, expected in (([], {"deepspeed"}), (["--backend", "plain,fsdp2"], {"plain", "fsdp2"})):
         plan = commandline.invoke(store, "matrix --attn sdpa --compile off", *options, "--dry-run", "--json")
-        assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
+        assert {cell["config"]["backend"] for cell in json_of(plan)["cells"]} == expected
 
 
 def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store, old_cpu):
@@ -319,7 +317,7 @@ print(consent.arguments("tiny"), dist.get_backend())
 @pytest.mark.usefixtures("forked_workers")
 def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
     around = environment(FORKED_PROGRAM="-c")
-    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=around)
+    done = run_program([sys.executable, "-c", JOINING], env=around)
     without, unknown, joined = done.stdout.splitlines()
     assert "torch does not know --dist-backend relay" in without, done.stderr
     assert "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError" in unknown
@@ -340,18 +338,10 @@ def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_star
     assert not any(path for folder in ("replays", "matrices", "trainchecks") for path in (store.root / folder).glob("*"))
 
 
-@pytest.mark.parametrize(
-    ("variables", "code", "said"),
-    [
-        ({"RANK": 1, "WORLD_SIZE": 8}, 0, "1 worker (plain)"),  # as in many containers' environments
-        ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, 0, ""),  # ranks other than 0 leave it to rank 0
-        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_SIZE": 1}, 0, "2 workers (deepspeed)"),
-        ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3, "more than one machine"),
-    ],
-)
-def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypatch, variables, code, said):
+@pytest.mark.parametrize("variables, result", json_cases("launchers"))
+def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypatch, variables, result):
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
-    spec = written_spec(store)
+    (code, said), spec = result, written_spec(store)
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     done = typed(store, "replay", "--dry-run")
@@ -372,7 +362,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
     done = invoke(store, *arguments, "--json")
     assert done.exit_code == 1, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json_of(done)
     assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
     assert answer["failures"][0]["signature"] == "damaged-dump" and answer["failures"][0]["ways_out"]
     rows = {record.dump_id: record.status for record in results_for(store, answer["replay_id"])}

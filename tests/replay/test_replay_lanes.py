@@ -12,7 +12,7 @@ from actordbg.replay.worker import Worker
 
 
 @pytest.mark.parametrize(
-    ("rank", "nproc", "asked", "stops"),
+    "rank, nproc, asked, stops",
     [(0, 1, None, True), (1, 1, None, True), (1, 2, None, False), (1, 2, 1, True), (0, 2, 1, False), (3, 2, 1, True)],
 )
 def test_a_rank_that_runs_apart_stops_in_each_group_of_a_cluster_and_on_one_machine_where_it_is_asked(rank, nproc, asked, stops):
@@ -57,7 +57,7 @@ class TestLanes:
         assert [(event["dump_id"], event.get("follows", False)) for event in fills] == [("d1", True), ("d2", False)]
 
     @pytest.mark.parametrize(
-        ("backend", "action", "status", "words"),
+        "backend, action, status, words",
         [
             ("deepspeed", "kill", "crashed", "SIGKILL"),
             ("deepspeed", "hang", "hung", "--timeout"),

@@ -1,6 +1,5 @@
 """What is started: command lines and environments."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from roots import ROOT, environment
+from roots import ROOT, environment, read_json, run_program
 
 from actordbg.base import processes
 from actordbg.base.processes import describe_status, session_members
@@ -21,7 +20,7 @@ from actordbg.replay.worker_logs import status_by_launcher
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
 
-@pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
+@pytest.mark.parametrize("visible, given", [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
 def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch, visible, given):
     """deepspeed itself would take the first devices whatever is visible."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -70,7 +69,7 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(backend,
     ]
     assert start(real, child_environment(config, os.environ), theirs.with_name("launcher.log")).process.wait(600) == 0
     for rank in (0, 1):
-        mine, other = (json.loads((work.parent / f"rank{rank}.json").read_text()) for work in (ours, theirs))
+        mine, other = (read_json(work.parent / f"rank{rank}.json") for work in (ours, theirs))
         for about in (mine, other):
             about["environ"] = {k: v for k, v in about["environ"].items() if k not in DIFFERENT | BY_THE_REAL_ALONE}
             about["words"] = [word for word in about["words"] if "work.json" not in word]
@@ -87,7 +86,7 @@ def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers, tmp_path):
 @pytest.mark.slow
 def test_a_fork_that_is_killed_ends_so_and_does_not_run_again(forked_workers):
     words = [sys.executable, "-c", "import os; print('ran', flush=True); os.kill(os.getpid(), 9)"]
-    done = subprocess.run(words, env=environment(FORKED_PROGRAM="-c"), capture_output=True, text=True)
+    done = run_program(words, env=environment(FORKED_PROGRAM="-c"))
     assert (done.returncode, done.stdout) == (-9, "ran\n")
 
 
@@ -102,7 +101,7 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path, monkey
     finally:
         consent.withhold()
         consent.use_plugin(None)
-    words = json.loads((tmp_path / "rank0.json").read_text())["words"]
+    words = read_json(tmp_path / "rank0.json")["words"]
     given = words[words.index(consent.FLAG) : words.index("--first-worker")]
     assert given == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
@@ -118,7 +117,7 @@ def test_a_lone_worker_that_was_killed_and_reaped_tells_how_it_ended(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("nproc", "variables", "made"),
+    "nproc, variables, made",
     [
         (2, {}, {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}),
         (2, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "7"}),
@@ -163,7 +162,7 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("log", "words"),
+    "log, words",
     [
         ("rank 1 (pid 77) exits with return code = -11\n", "SIGSEGV"),
         ("rank 0 (pid 7) exits with return code = -9\nrank 1 (pid 77) exits with return code = 3\n", "exit code 3"),

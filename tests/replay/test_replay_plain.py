@@ -18,7 +18,7 @@ COUNT, LENGTH = 26, 256
 def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(store, monkeypatch):
     """One kept logits tensor would be 8 MiB for each input, 112 MiB between the two samples of the peaks."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    inputs = publish(store, COUNT, batch=2, length=LENGTH)
+    inputs = publish(store, COUNT, length=LENGTH)
     undisturbed = run_replay(store, spec_of(inputs, backward=True, keep_tensors=True))
     assert undisturbed.all_passed and len(undisturbed.results) == COUNT
     assert undisturbed.resolved["model"] == "tiny" and undisturbed.resolved["attn"] == "sdpa"

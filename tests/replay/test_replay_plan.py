@@ -50,7 +50,7 @@ LATER = {"timestamp": "2025-06-20T00:00:00.000000Z", "role": "policy", "call_ind
 
 
 @pytest.mark.parametrize(
-    ("rows", "whole", "left_out"),
+    "rows, whole, left_out",
     [
         ([one for one in of_ranks(range(4)) if one.dump_id != "c1r0"], "c0r0 c0r1 c2r0 c2r1 c3r0 c3r1", {NOT_ON_EVERY_RANK: 1}),
         *[
@@ -87,7 +87,7 @@ def test_calls_of_a_real_training_run_are_found_by_their_times(store, shared_dum
 
 
 @pytest.mark.parametrize(
-    ("rows", "config", "options", "expected"),
+    "rows, config, options, expected",
     [
         ([row(n) for n in (2, 0, 1)], ReplayConfig(), {}, "c0r0 c1r0 c2r0"),
         ([row(n, seq_len=9 - n) for n in (2, 0, 1)], ReplayConfig(), {"order": "length"}, "c2r0 c1r0 c0r0"),
@@ -111,7 +111,7 @@ def test_inputs_come_in_their_order_by_whole_calls_and_max_inputs_counts_all_wor
 
 
 @pytest.mark.parametrize(
-    ("rows", "config", "options", "message"),
+    "rows, config, options, message",
     [
         (of_ranks(range(2), 4), ReplayConfig(nproc=3, align="rank"), {}, "do not fill 3 processes evenly"),
         ([row(0), row(1)], TOGETHER, {}, "no call is complete"),
@@ -159,7 +159,7 @@ def test_slots_give_every_pending_input_once_to_its_lane_and_leave_no_slot_empty
 
 
 @pytest.mark.parametrize(
-    ("config", "pending", "total", "slots"),
+    "config, pending, total, slots",
     [
         (TOGETHER, [0, 2, 3, 5], 6, [(0, None), (2, 3), (None, 5)]),  # a filler keeps the place, and no other call moves up
         (ReplayConfig(backend="deepspeed", nproc=2), [0, 2, 3, 5], 6, [(0, 3), (2, 5)]),
@@ -172,7 +172,7 @@ def test_slots_of_a_rest_are_the_plans_where_the_alignment_says_which_inputs_mee
 
 
 @pytest.mark.parametrize(
-    ("ranks", "width", "slots", "tasks"),
+    "ranks, width, slots, tasks",
     [
         ([0, 1], 1, [[4, 5], [6, None], [None, 7]], {0: "lead 4, lead 6, fill 7", 1: "lead 5, fill 6, lead 7"}),
         ([0, 1], 1, [[0, 1], [2]], {0: "lead 0, lead 2", 1: "lead 1"}),  # a lane beyond the end of a slot has nothing to do

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 
 import pytest
-from casefiles import cases_of
+from casefiles import cases_of, json_cases
 from supervised import booted, ctrl_c_after, make_spec, statuses
 from victims import wait_for
 
@@ -95,17 +95,9 @@ def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(b
     assert caught.value.hint == "fix that, then run it again" and not (bench.store.replays / spec.replay_id).exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "said", "started", "kept"),
-    [
-        ({"open": "fail"}, "mat1 and mat2 shapes", 1, []),  # it says why, and nothing is tried again
-        ({"open": "kill"}, "3 attempts in a row.*SIGKILL", 3, []),
-        ({"open": "hang"}, "silent", 3, []),
-        ({"d1": "kill", "open again": "kill"}, "3 attempts in a row", 4, ["d0", "d1"]),
-    ],
-)
-def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resume_goes_on(bench, script, said, started, kept):
-    spec = make_spec(3)
+@pytest.mark.parametrize("script, result", json_cases("actor_not_built"))
+def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resume_goes_on(bench, script, result):
+    (said, started, kept), spec = result, make_spec(3)
     with pytest.raises(LaunchProblem, match=f"(?s){said}") as caught:
         bench.run(spec, script, start_timeout_s=0.5 if script.get("open") == "hang" else 60.0)
     assert "actordbg doctor" in caught.value.hint or started > 1

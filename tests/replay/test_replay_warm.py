@@ -60,7 +60,7 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench):
 
 
 @pytest.mark.parametrize(
-    ("reopen", "keys", "started"),
+    "reopen, keys, started",
     [
         (False, "aab", 2),
         (True, "abcd", 3),  # another key takes the process, unless one of the two is compiled, as c is
@@ -85,7 +85,7 @@ def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes():
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    "script, expected",
     [({"d1": "kill"}, "crashed"), ({"d1": "tainted"}, "failed")],
 )
 def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(bench, script, expected):

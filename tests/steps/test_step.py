@@ -193,7 +193,7 @@ def test_after_a_failed_replay_no_reference_runs(tmp_path, monkeypatch):
     assert answer.verdict == "FAILED" and ran == ["replay"]
 
 
-@pytest.mark.parametrize(("times", "apart", "word"), [(1.0008, 0.0, "RIGHT"), (1.005, 0.0, "WRONG"), (1.005, 2e-3, "RIGHT")])
+@pytest.mark.parametrize("times, apart, word", [(1.0008, 0.0, "RIGHT"), (1.005, 0.0, "WRONG"), (1.005, 2e-3, "RIGHT")])
 def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(tmp_path, times, apart, word):
     """In bf16, with log-probs that rounding takes 0.01 nats from fp32's. apart: of the replay's log-probs from the run's."""
     figures = figures_of(tmp_path)

@@ -47,7 +47,7 @@ def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_pa
     assert max(block.content for block in index_of(pack).blocks) <= build.BLOCK
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (5, 0), (13, 40)])
+@pytest.mark.parametrize("left, right", [(0, 0), (5, 0), (13, 40)])
 def test_the_same_sample_padded_differently_is_stored_once(left, right, tmp_path):
     rows = packcases.samples(4)
     first, second = encoded(packcases.batch(rows, 3, 2)), encoded(packcases.batch(rows[:2], left, right), 1)

@@ -14,14 +14,13 @@ import fsspec
 import norename
 import pytest
 import storecases
+from commandline import run_here
 from fsspec.implementations.local import LocalFileSystem
-from roots import ROOT, SUPPORT, environment
+from roots import ROOT, SUPPORT, environment, json_of, read_json, write_json
 from supervised import Bench, make_spec, statuses
-from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, Refused, StoreProblem, UsageError
 from actordbg.base.fault import scrub, without_password
-from actordbg.cli.app import app
 from actordbg.cli.options import command_line
 from actordbg.records.journal import rank_journal, read_events
 from actordbg.store.layout import UNPRINTABLE, Store
@@ -124,7 +123,7 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
 def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours, theirs, there):
     for side in ("a", "b"):
         store = Store(tmp_path / side).create()
-        (store.root / "control.json").write_text(json.dumps({"run": side}))
+        write_json(store.root / "control.json", {"run": side})
         for place in ("backups/0a/origin.json", "controls/job.json", f"counters/{side}/0-host-1-0.json"):
             (store.root / place).parent.mkdir(parents=True)
             (store.root / place).write_text(side)
@@ -132,23 +131,22 @@ def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours,
         mirror.pull()
         mirror.push()
     assert set(files_of(there)) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
-    assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
+    assert read_json(tmp_path / "a" / "control.json")["run"] == "a"
 
 
 def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path, there, url):
-    runner = CliRunner()
     create = ["dump", "create", "--store", url, "--seq-len", "8", "--quiet"]
-    assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
+    assert run_here(*create, catch_exceptions=False).exit_code == 0
     mirror = next(path for path in (tmp_path / "cache" / "actordbg" / "staged").iterdir() if path.is_dir())
     shutil.rmtree(there)
     for command in (["--store", url, "dump", "ls"], create, ["store", "pull", url, str(mirror)]):
         with pytest.raises(StoreProblem, match=r"the store at .* is gone|there is no store at"):
-            runner.invoke(app, command, catch_exceptions=False)
+            run_here(*command, catch_exceptions=False)
     assert not there.exists()
     with pytest.raises(UsageError, match="every run"):
-        runner.invoke(app, ["store", "push", str(mirror), f"{url}#created"], catch_exceptions=False)
-    assert runner.invoke(app, ["store", "push", str(mirror), url], catch_exceptions=False).exit_code == 0
-    assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
+        run_here("store", "push", mirror, f"{url}#created", catch_exceptions=False)
+    assert run_here("store", "push", mirror, url, catch_exceptions=False).exit_code == 0
+    assert run_here(*create, catch_exceptions=False).exit_code == 0
     assert len(list(there.rglob("*.zst"))) == 2
 
 
@@ -170,9 +168,9 @@ def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next
 
 def moved(*words, code=0):
     """What `store pull` or `store push` left out."""
-    done = CliRunner().invoke(app, ["store", *words, "--json"])
+    done = run_here("store", *words, "--json")
     assert done.exit_code == code, (done.output, done.exception)
-    left = json.loads(done.stdout)["skipped"]
+    left = json_of(done)["skipped"]
     return left
 
 
@@ -243,7 +241,7 @@ def test_a_pull_takes_the_runs_that_are_named_and_names_all_that_it_leaves_out(t
         "n-11.json": "it is a folder, not a file", "shut": "Permission denied",
     }  # fmt: skip
     assert len(files_of(tmp_path / "d")) == len(whole) + 1
-    listed = CliRunner().invoke(app, ["--store", f"{url}#gone", "dump", "ls"])
+    listed = run_here("--store", f"{url}#gone", "dump", "ls")
     assert "7 not staged: " in listed.stderr and "noise/n-3.json (it is a symbolic link, not a file)" in listed.stderr
     assert moved("pull", f"{url}#gone", str(tmp_path / "e"), code=1)["#gone"] == "no dumps of that run are there"
 
@@ -323,10 +321,10 @@ def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_with
 
 
 def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypatch, built, there):
-    runner, url = CliRunner(), f"memory://{tmp_path.name}/store"
+    url = f"memory://{tmp_path.name}/store"
 
     def invoke(*words):
-        done = runner.invoke(app, list(words), catch_exceptions=False)
+        done = run_here(*words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -354,14 +352,14 @@ def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypa
 def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_path, monkeypatch, built, there, password):
     head = f"norename://me:{password}@"
     monkeypatch.setattr(norename.NoRename, "_strip_protocol", classmethod(lambda cls, path: str(path).removeprefix(head)))
-    url, runner = f"{head}{there}", CliRunner()
-    said = [runner.invoke(app, ["store", "push", str(built.root), url]).output]
+    url = f"{head}{there}"
+    said = [run_here("store", "push", built.root, url).output]
     for words in (
         ["store", "pull", url, str(tmp_path / "b")],
         ["--store", url, "dump", "ls", "--json"],
         ["--store", url, "dump", "enable"],
     ):
-        done = runner.invoke(app, words)
+        done = run_here(*words)
         said += [done.output, str(done.exception), getattr(done.exception, "hint", "")]
     monkeypatch.setattr(sys, "argv", ["actordbg", "--store", url, "replay"])
     said.append(command_line())
@@ -382,7 +380,7 @@ def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    "text, shown",
     [
         ("s3://key:se/cr@bucket/x", "s3://key:[hidden]@bucket/x"), ("https://token@host/x", "https://[hidden]@host/x"),
         ("hf://token@models/x", "hf://[hidden]@models/x"), ("ssh://me@host/x\nand a@b", "ssh://[hidden]@host/x\nand a@b"),

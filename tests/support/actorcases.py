@@ -61,14 +61,20 @@ def make_dump(
     return Dump(made, tensors)
 
 
+def opened(cache, model="tiny", defaults=None, **settings):
+    """An actor of a model on its own, under these settings."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    return open_actor(ReplayConfig(model=str(model), **settings), defaults=defaults, model_cache=cache)
+
+
 def adapter(cache):
     """OpenRLHF's Actor and the truth of a LoRA adapter's folder, for a call with the adapter on and one with it off."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     from actordbg.actor.models import ensure_tiny
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     model = AutoModelForCausalLM.from_pretrained(ensure_tiny(cache))
     given = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
@@ -76,8 +82,9 @@ def adapter(cache):
     dumps = [make_dump(actor={"lora_adapters": names}) for names in (["default"], [])]
     found = []
     for truth in (None, "fp32"):
-        asked = ReplayConfig(model=str(cache / "adapter"), truth=truth, dtype="fp32", keep_gradients=True)
-        with open_actor(asked, defaults=dumps[0].record, model_cache=cache) as session:
+        with opened(
+            cache, cache / "adapter", truth=truth, dtype="fp32", keep_gradients=True, defaults=dumps[0].record
+        ) as session:
             found.append(
                 [session.run(dump, backward=name == "policy", keep=True) for dump, name in zip(dumps, ROLES, strict=True)]
             )
@@ -119,7 +126,7 @@ def failing(session):
     layer = next(module for module in session.actor.modules() if isinstance(module, torch.nn.Linear))
     hook = layer.register_forward_pre_hook(raising)
     try:
-        session.run(make_dump(0), backward=False)
+        session.run(make_dump(), backward=False)
     except Exception as error:  # noqa: BLE001
         return type(error).__name__
     finally:

@@ -7,6 +7,7 @@ mask 1 1 0 1
 mask TRAINER
 """
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,3 +31,10 @@ def cases_of(name):
         assert line and title not in found, f"{name}: {title!r} has no ----, or is there twice"
         found[title] = Case(given.splitlines(), expected.strip().splitlines())
     return found
+
+
+def json_cases(name):
+    """The arguments of a test for each case: the values of its lines, which are JSON."""
+    import pytest  # processes of planted faults read cases without it
+
+    return [pytest.param(*map(json.loads, case.given + case.expected), id=title) for title, case in cases_of(name).items()]

@@ -10,18 +10,17 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from actorcases import main
+from actorcases import main, opened
 from amounts import amount, first_or_all
 from lawcases import dump_of, model_of
 from locatecases import attribute, model_with
 from planted_table import rounded
 from replaycases import publish
 
-from actordbg.actor.session import open_actor
 from actordbg.causes.fit import fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.causes.in_worker import CausesInWorker
-from actordbg.config.replay_config import WIDER, ReplayConfig
+from actordbg.config.replay_config import WIDER
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.replay.instruments import Examined
@@ -31,7 +30,7 @@ from actordbg.store.payload import encode, load
 
 def sampled(model, seed, rows):
     """A call padded on both sides, whose answers the model sampled with top-p 0.9."""
-    dump = dump_of("both", rows=rows, length=128, actions=110, seed=seed)
+    dump = dump_of(rows=rows, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
     sequences, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
     prompts = torch.stack([ids[real][:16] for ids, real in zip(sequences, masks, strict=True)])
@@ -70,7 +69,7 @@ class Bench:
 
     def open(self, **settings):
         given = {"model": self.model, "dtype": self.dtype, "through": "rows"} | settings
-        return self.opened.enter_context(open_actor(ReplayConfig(**given), model_cache=self.cache))
+        return self.opened.enter_context(opened(self.cache, **given))
 
     def run(self, session):
         return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
@@ -336,8 +335,7 @@ def recorded(cache):
         store = Store(cache / name).create()
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32", temperature=0.7)
-        config = ReplayConfig(model=folders["model"], dtype="fp32", through="rows", temperature=temperature)
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, folders["model"], dtype="fp32", through="rows", temperature=temperature) as session:
             for item in inputs:
                 dump = load(store.root / item.path)
                 own = {f"{OUTPUT_PREFIX}action_log_probs": session.run(dump, backward=False).log_probs}
@@ -427,7 +425,7 @@ def sides(cache):
         values = {}
         for tensor, settings in given.items():
             if str(settings) not in ran:  # the inputs of all stores are the same
-                with open_actor(ReplayConfig(**settings), model_cache=cache) as session:
+                with opened(cache, **settings) as session:
                     outcomes = [session.run(load(store.root / item.path), backward=False) for item in inputs]
                 ran[str(settings)] = [outcome.log_probs.float() for outcome in outcomes]
             values[tensor] = ran[str(settings)]

@@ -1,13 +1,13 @@
 """The command line, in this process and as a program."""
 
 import io
-import json
 import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
+from roots import json_of, run_program
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
@@ -20,7 +20,7 @@ def program(*words, code="", **environment):
     """`actordbg WORDS` in a process of its own; `code` runs before it."""
     main = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     command = [sys.executable, "-c", main, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    return run_program(command, env=os.environ | environment)
 
 
 def typed(line, *words, screen=io.StringIO):
@@ -36,9 +36,14 @@ def typed(line, *words, screen=io.StringIO):
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def run_here(*words, **how):
+    """`actordbg WORDS` in this process."""
+    return CliRunner().invoke(app, [*map(str, words)], **how)
+
+
 def tried(store, line, *words):
     """`actordbg LINE WORDS` on this store here, the line as it is typed."""
-    return CliRunner().invoke(app, [*line.split(), *map(str, words)], env={"ACTORDBG_STORE": str(store.root)})
+    return run_here(*line.split(), *words, env={"ACTORDBG_STORE": str(store.root)})
 
 
 def invoke(store, line, *words):
@@ -52,7 +57,7 @@ def invoke(store, line, *words):
 
 def in_json(store, line, *words):
     """What a command answers under --json."""
-    return json.loads(invoke(store, line, *words, "--json").stdout)
+    return json_of(invoke(store, line, *words, "--json"))
 
 
 def function_of(name):
@@ -64,4 +69,4 @@ def offered(typed, **environment):
     """What bash is offered where `typed` ends."""
     words = f"actordbg {typed}"
     asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return CliRunner().invoke(app, [], prog_name="actordbg", env=asked | environment).stdout.split()
+    return run_here(prog_name="actordbg", env=asked | environment).stdout.split()

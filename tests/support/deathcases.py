@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from roots import MEMORY
+from roots import MEMORY, run_program
 from victims import is_of_seed
 
 from actordbg.capture.control import Control
@@ -86,7 +86,7 @@ def folder():
 def mounted(folder, options):
     """A tmpfs of its own on `folder`; the test is skipped where that is not allowed."""
     folder.mkdir(exist_ok=True)
-    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
+    tried = run_program(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)])
     if tried.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {tried.stderr.strip()}")
     try:

@@ -9,7 +9,6 @@ see `comparable`). A command whose output begins with `error[` has to fail.
 import os
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from unittest.mock import patch
 
 from commandline import typed
 from pytest import MonkeyPatch
-from roots import FORKED, ROOT, script
+from roots import FORKED, ROOT, run_program, script
 
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FROM_HERE = re.compile(r"^<!--\s*run:\s*(\S+)\s*-->\s*\n+(?!```)", re.MULTILINE)
@@ -146,9 +145,7 @@ def run_blocks(blocks, work, **variables):
                 here.chdir(work)
                 done = typed(*words[1:])
         else:
-            done = subprocess.run(
-                ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=900
-            )
+            done = run_program(["bash", "-c", command.text], cwd=work, env=environment | variables, timeout=900)
         fails = bool(command.output) and command.output[0].startswith("error[")
         assert bool(done.returncode) == fails, f"$ {command.text}\n{done.stdout}{done.stderr}"
         came = comparable(done.stdout + done.stderr)

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from roots import run_program
 
 LISTENS_S = 60
 ANSWERS_S = 30
@@ -38,7 +39,7 @@ def told_to_another_user(port):
         time.sleep(0.3)
     answers = {}
     for number in ports:
-        asked = subprocess.run([sys.executable, "-c", _AS_NOBODY, str(number)], capture_output=True, text=True, check=True)
+        asked = run_program([sys.executable, "-c", _AS_NOBODY, str(number)], check=True)
         answers[number] = asked.stdout
     return answers
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from actorcases import VOCAB, main, make_dump
+from actorcases import VOCAB, main, make_dump, opened
 from capturekit import Recording
 
 from actordbg.actor.models import ensure_tiny
-from actordbg.actor.session import open_actor
 from actordbg.capture.facts import digests, states
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import RNG_PREFIX
 from actordbg.replay.output_figures import against_golden
 from actordbg.store import payload
@@ -111,7 +109,7 @@ def sessions(cache):
 
 
 def _replayed(model, cache, dump, **config):
-    with open_actor(ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache) as session:
+    with opened(cache, model, attn="sdpa", **config, defaults=dump.record) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         return outcome.randomness.restored, against_golden(dump, outcome, own_model=True)
 

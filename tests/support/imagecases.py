@@ -7,16 +7,14 @@ import os
 
 import pytest
 import torch
-from actorcases import apart, main
+from actorcases import apart, main, opened
 from adaptercases import dumps_of, record_here
 from amounts import first_or_all
 from lawcases import at_the_rerun, laws_of_a_call
 
 from actordbg.actor.family_models import SMALL
 from actordbg.actor.models import once
-from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.finding import BROKEN
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
@@ -162,11 +160,10 @@ def judged(cache):
         dump = recorded(cache, kind, dtype)
         assert dump.record.replayable and {*call_of(kind)} == {*dump.inputs}
         settings = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain"}
-        with open_actor(ReplayConfig(**settings, truth="fp32"), defaults=dump.record, model_cache=cache) as truths:
+        with opened(cache, **settings, truth="fp32", defaults=dump.record) as truths:
             truth = truths.run(dump, backward=False)
         for through in ("rows", "trainer"):
-            asked = ReplayConfig(**settings, attn="sdpa", through=through)
-            with open_actor(asked, defaults=dump.record, model_cache=cache) as session:
+            with opened(cache, **settings, attn="sdpa", through=through, defaults=dump.record) as session:
                 outcome = session.run(dump, backward=False)
                 assert torch.equal(outcome.log_probs, dump.outputs["action_log_probs"]), (kind, dtype, through)
                 assert 0 < apart(outcome, truth) < limit, (kind, dtype, through)

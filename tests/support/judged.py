@@ -16,14 +16,14 @@ from typing import Any
 
 import safetensors.numpy
 import torch
+from actorcases import opened
 
-from actordbg.actor.session import open_actor
 from actordbg.compare.dump_figures import measure, unlike
 from actordbg.compare.measured_limits import Rounding
 from actordbg.compare.sides import Values
 from actordbg.compare.thresholds import applied_to, judge as judge_figures
 from actordbg.config.choices import short_dtype
-from actordbg.config.replay_config import WIDER, ReplayConfig
+from actordbg.config.replay_config import WIDER
 from actordbg.laws.law_run import LawRun
 from actordbg.locate.clean_models import flags_restored
 from actordbg.locate.identity import identities_of
@@ -73,10 +73,15 @@ class Truths:
             kept = []
             with flags_restored():
                 for truth in (WIDER[self.dtype], self.dtype):
-                    config = ReplayConfig(
-                        model=self.model, dtype=self.dtype, truth=truth, backward=self.backward, keep_gradients=self.backward
-                    )
-                    with open_actor(config, defaults=dump.record, model_cache=cache) as session:
+                    with opened(
+                        cache,
+                        self.model,
+                        dtype=self.dtype,
+                        truth=truth,
+                        backward=self.backward,
+                        keep_gradients=self.backward,
+                        defaults=dump.record,
+                    ) as session:
                         outcome = session.run(dump, backward=self.backward, keep=True)
                         kept.append(values_of(outcome, path.with_suffix(f".{truth}"), truth))
                         experts = bool(session.resolved["experts"])

@@ -34,7 +34,7 @@ import catalogcases
 import packcases
 import torch
 from patchkit import OLD, facts_of, written
-from roots import MEMORY
+from roots import MEMORY, write_json
 from syscall_killer import traced, why_not
 from victims import Job, Victims
 
@@ -275,7 +275,7 @@ def observed(work, report):
     if pid == 0:
         code = 1
         try:
-            report.write_text(json.dumps(asdict(work())))
+            write_json(report, asdict(work()))
             code = 0
         except BaseException as error:  # noqa: BLE001  the parent reports it
             report.write_text(f"{type(error).__name__}: {error}")

@@ -12,14 +12,13 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from actorcases import main, make_dump
+from actorcases import main, make_dump, opened
 from amounts import WHOLE, first_or_all
 from planted_table import log_probs_that, patched
 
 from actordbg.actor import family_models
 from actordbg.actor.family_models import VOCABULARY as VOCAB
 from actordbg.actor.models import once
-from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.agreement import laws_of
 from actordbg.laws.law_run import NO_ROOM, LawRun
@@ -57,10 +56,9 @@ def ask(session, dump, backward=False, together=False):
 
 
 def of_a_family(cache, family, dtype, packing, *dumps, backward=False, temperature=1.0):
-    asked = ReplayConfig(
-        model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
-    )
-    with open_actor(asked, model_cache=cache) as session:
+    with opened(
+        cache, model_of(cache, family), dtype=dtype, packing=packing, backward=backward, temperature=temperature
+    ) as session:
         return [ask(session, dump, backward) for dump in dumps]
 
 
@@ -83,7 +81,7 @@ def dump_of(side="both", rows=3, length=24, actions=8, seed=0, **record):
 
 def healthy(cache):
     """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law failed."""
-    no_rows = dump_of("both", rows=3)
+    no_rows = dump_of()
     no_rows.tensors["action_mask"][1] = False
     one_token = dump_of("left", rows=2)
     one_token.tensors["action_mask"] = torch.zeros(2, 8, dtype=torch.bool)
@@ -92,7 +90,7 @@ def healthy(cache):
     dumps = {
         "left": dump_of("left"),
         "right": dump_of("right", actions=0, arguments={"return_logprobs": True}),
-        "both": dump_of("both", **entropies),
+        "both": dump_of(**entropies),
         "one token": one_token,
         "a row without": no_rows,
         "one row": dump_of("left", rows=1),
@@ -127,7 +125,7 @@ def broken(cache):
     for name, (family, packing, fault, settings, laws) in first_or_all([*FAULTS.items()], 15):
         for dtype in ("fp32", "bf16") if name in IN_BOTH and WHOLE else ("bf16",):
             with fault():
-                found[name] = answers = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
+                found[name] = answers = of_a_family(cache, family, dtype, packing, dump_of(), **settings)[0]
             red = {law for law, one in answers.items() if one["verdict"] in BAD}
             assert red == set(laws) if name in ALONE else red >= set(laws), (name, dtype, answers)
             if name == "qwen3.5 packed":

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from actorcases import ZERO3, main
+from actorcases import ZERO3, main, opened
 from amounts import WHOLE, first_or_all
 from lawcases import FAMILIES, build_model, dump_of, model_of, positions_run_on, stay_in_step
 from planted_table import gradient, output, rounded, weights
@@ -123,11 +123,10 @@ BACKWARD = {
 def backward(cache):
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
     for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
-        config = ReplayConfig(model=three_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, three_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True) as session:
             for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                    found = local(session, dump_of(length=64), backward=True)
                 said = sorted(lines_of(found))
                 assert found.word == WRONG and len(said) == len(expected), (dtype, packing, name, said)
                 assert all(line.startswith(words) for line, words in zip(said, sorted(expected), strict=True)), (name, said)
@@ -137,10 +136,10 @@ def backward(cache):
             session.model.enable_input_require_grads()
             for name, parameter in session.model.named_parameters():
                 parameter.requires_grad_("up_proj" in name)  # as with an adapter: most of the model is frozen
-            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            found = local(session, dump_of(length=64), backward=True)
             assert found.word == RIGHT and found.located.gradients > 40 and not found.unchecked, found
             with BACKWARD["scaled"][0](session.model):
-                found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                found = local(session, dump_of(length=64), backward=True)
             assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
 
 
@@ -180,15 +179,14 @@ ROUTED = {
 def routing(cache):
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
     for family, dtype in first_or_all((("qwen2_moe", "bf16"), ("mixtral", "fp32"), ("mixtral", "bf16"))):
-        config = ReplayConfig(model=model_with(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
         shared = {"the gate of the shared expert": SHARED_GATE} if family == "qwen2_moe" else {}
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, model_with(cache, family), dtype=dtype, packing=True, through="rows", backward=True) as session:
             for name, (plant, said, module) in (ROUTED | shared).items():
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                    found = local(session, dump_of(length=64), backward=True)
                 assert found.said.startswith(said) and not found.unchecked, (family, dtype, name, found.said)
                 assert all(f"layers.1.mlp.{module}" in place.module for place in found.located.wrong), (family, name, found)
-            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            found = local(session, dump_of(length=64), backward=True)
             assert found.word == RIGHT and not found.unchecked, (family, dtype, found)
 
 
@@ -197,15 +195,15 @@ def odd_shapes(cache):
     choice of tokens is another number in a padded row."""
     one, sparse = dump_of(rows=1), {"model_type": "glm_moe_dsa", "index_topk": 8}
     for family, more, dump in (("falcon", {}, one), ("opt", {}, one), ("llama4", {}, one), ("deepseek_v3", sparse, dump_of())):
-        config = ReplayConfig(
-            model=model_with(cache, family, **more),
+        with opened(
+            cache,
+            model_with(cache, family, **more),
             dtype="bf16",
             attn="eager",
             packing=family == "opt",
             through="rows",
             backward=True,
-        )
-        with open_actor(config, model_cache=cache) as session:
+        ) as session:
             found = local(session, dump, backward=True)
             assert found.word == RIGHT and found.located.places > 30 < found.located.gradients, (family, found)
             assert "gradient" not in str(found.unchecked), family
@@ -217,11 +215,10 @@ def odd_shapes(cache):
 def faults(cache):
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
     for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
-        config = ReplayConfig(model=three_layers(cache, family), dtype=dtype, packing=True, through="rows")
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, three_layers(cache, family), dtype=dtype, packing=True, through="rows") as session:
             for name, (plant, where, cause) in FAULTS.items():
                 with plant(session.model):
-                    found = local(session, dump_of("both", rows=3, length=64))
+                    found = local(session, dump_of(length=64))
                 case, wrong = (family, dtype, name, found.said), found.located.wrong
                 assert found.word == WRONG and found.located.places > 70, case
                 assert [cause in each for each in found.differences] == [True] * bool(cause), case
@@ -247,7 +244,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 def others(cache):
     """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
     tied = three_layers(cache, "llama", tie_word_embeddings=True)
-    with open_actor(ReplayConfig(model=tied, dtype="bf16", through="rows"), model_cache=cache) as session:
+    with opened(cache, tied, dtype="bf16", through="rows") as session:
         assert local(session, dump_of()).word == RIGHT
         session.model.lm_head.weight = torch.nn.Parameter(session.model.lm_head.weight.clone())
         assert local(session, dump_of()).differences == (
@@ -257,12 +254,12 @@ def others(cache):
         of_a_layer = "model.layers.1 is in training mode, the model in evaluation mode"
         assert of_a_layer in [each["said"] for each in identities_of(session)[0]["differences"]]
     following = three_layers(cache, "llama", rope_parameters=DYNAMIC, max_position_embeddings=32)
-    with open_actor(ReplayConfig(model=following, dtype="bf16", through="rows"), model_cache=cache) as session:
+    with opened(cache, following, dtype="bf16", through="rows") as session:
         found = local(session, dump_of(length=64))
         assert found.word == RIGHT and any("sets it anew for each length" in why for why in found.unchecked), found
         session.model.model.rotary_emb.original_inv_freq.mul_(1.01)
         assert [each.name for each in local(session, dump_of(length=64)).findings] == ["model.rotary_emb.original_inv_freq"]
-    with open_actor(ReplayConfig(model=three_layers(cache, "llama"), dtype="fp32", through="rows"), model_cache=cache) as session:
+    with opened(cache, three_layers(cache, "llama"), dtype="fp32", through="rows") as session:
         weight = session.model.get_parameter(f"{L1}.mlp.up_proj.weight")
         weight.data.mul_(1 + 1e-3 * torch.randn(weight.shape))  # as between two steps: no factor explains it
         (finding,) = local(session, dump_of()).findings
@@ -270,7 +267,7 @@ def others(cache):
         session.model.lm_head.weight = session.model.model.embed_tokens.weight  # as ZeRO-3 does if the configuration says so
         tied = "lm_head.weight is tied to model.embed_tokens.weight, and the checkpoint has another value for it"
         assert tied in local(session, dump_of()).differences
-    with open_actor(ReplayConfig(model=three_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
+    with opened(cache, three_layers(cache, "llama"), dtype="bf16", packing=True) as session:
         with positions_run_on():
             found = local(session, dump_of())
         assert re.match(r"the attention mask of model\.layers\.\d\.self_attn: queries see keys of other rows", found.said), (
@@ -289,9 +286,8 @@ def others(cache):
 def compiled(cache):
     """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
     model = str(model_of(cache, "llama"))
-    config = ReplayConfig(model=model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager")
-    with open_actor(config, model_cache=cache) as session:
-        found = local(session, dump_of("both", rows=3, length=40))
+    with opened(cache, model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager") as session:
+        found = local(session, dump_of(length=40))
         assert found.word == RIGHT and "the log-probs; all other places ran eagerly" in found.located.notes[0], found
         assert session.resolved["compile_backend"] == "eager"
         graph = session.model._compiled_call_impl
@@ -302,7 +298,7 @@ def compiled(cache):
             return output
 
         with patch.object(session.model, "_compiled_call_impl", wrong):
-            found = local(session, dump_of("both", rows=3, length=40))
+            found = local(session, dump_of(length=40))
         assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
 
 
@@ -340,9 +336,8 @@ def foreign(cache):
         for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
             for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
                 model = three_layers(cache, family)
-                config = ReplayConfig(model=model, dtype=dtype, attn="sdpa", through="rows", packing=True)
-                with registered(attend), open_actor(config, model_cache=cache) as session:
-                    found = local(session, dump_of("both", rows=3, length=64), backward=dtype != "fp16")
+                with registered(attend), opened(cache, model, dtype=dtype, attn="sdpa", through="rows", packing=True) as session:
+                    found = local(session, dump_of(length=64), backward=dtype != "fp16")
                     assert [*session.resolved["foreign_code"].values()] == ["sdpa attention"], session.resolved
                 said = found.said, [place.what for place in found.located.wrong]
                 assert found.word == word and not found.differences, (family, dtype, said)
@@ -353,13 +348,12 @@ def second_tokens(cache):
     """Where only second tokens are judged, whose first token sees itself alone, gradients of queries and keys are only rounding."""
     from judged import Truths, judge
 
-    dump = dump_of("none", rows=3, actions=23)
+    dump = dump_of("none", actions=23)
     dump.tensors["action_mask"][:, 1:] = False
     for family in first_or_all(("llama", "qwen2")):
         model = three_layers(cache, family)
         against = Truths(cache / f"second-{family}", model, "fp32", backward=True).of(dump, cache)
-        config = ReplayConfig(model=model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows")
-        with open_actor(config, model_cache=cache) as session:
+        with opened(cache, model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows") as session:
             healthy = judge(session, dump, against, cache / "kept")
             assert healthy.word == RIGHT and healthy.truth.parameter_distance, healthy.lines
             with gradient("model.layers.1.self_attn.v_proj.weight", lambda given: 0.999 * given)(session.model):
@@ -376,9 +370,8 @@ def kernels(cache):
     cells = [("sdpa", WRONG)] * Gemma2PreTrainedModel._supports_sdpa + [("eager", RIGHT)]
     for dtype in first_or_all(("bf16", "fp32")):
         for attn, word in cells:
-            config = ReplayConfig(model=model, dtype=dtype, attn=attn, through="rows")
-            with open_actor(config, model_cache=cache) as session:
-                found = local(session, dump_of("both", rows=3, length=64))
+            with opened(cache, model, dtype=dtype, attn=attn, through="rows") as session:
+                found = local(session, dump_of(length=64))
             said = found.said, [place.what for place in found.located.wrong]
             assert found.word == word and not found.differences, (dtype, said)
             if word == WRONG:
@@ -420,19 +413,18 @@ def streamed(cache):
     folder = once(cache / "spilled", lambda folder: (folder / "config.json").touch())
     tempfile.tempdir = str(folder)
     for family, (shape, settings) in first_or_all([*STREAMED.items()], 2):
-        config = ReplayConfig(
-            model=model_with(cache, family, num_hidden_layers=4, **shape), **({"dtype": "bf16", "through": "rows"} | settings)
-        )
-        with open_actor(config, model_cache=cache) as session:
+        with opened(
+            cache, model_with(cache, family, num_hidden_layers=4, **shape), **{"dtype": "bf16", "through": "rows"} | settings
+        ) as session:
             ran = Counter()
             session.model.register_forward_hook(lambda *_, ran=ran: ran.update(["forward"]))
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
             for backward in (True, False) if WHOLE and family == "llama" else (True,):
-                whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                whole = local(session, dump_of(length=64), backward=backward)
                 assert most == [0], most
                 ran.clear()
                 with small(), patch.object(Streamed, "_put", counted):
-                    found = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                    found = local(session, dump_of(length=64), backward=backward)
                 own = found.located
                 assert most == [1] and ran["forward"] <= 3 and ran["backward"] <= 2, (family, most, ran)
                 assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
@@ -479,7 +471,7 @@ def together(cache):
     for name, settings in first_or_all([*TOGETHER.items()], 5):
         model = experts if "experts" in name else dense
         config = ReplayConfig(**({"model": model, "dtype": "bf16", "nproc": 2, "packing": True, "backward": True} | settings))
-        own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
+        own = dump_of() if config.lanes == 1 else (dump_of("left"), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
             if config.dtype == "bf16":
                 stay_in_step(session, own, name)

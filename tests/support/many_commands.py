@@ -14,10 +14,10 @@ from pathlib import Path
 
 import roots
 import storecases
-from typer.testing import CliRunner
+from commandline import run_here
+from roots import read_json, write_json
 
 from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
 PATIENCE_S = 300.0
@@ -33,15 +33,13 @@ def run_commands(root, answers, lines):
     dump_id = next(iter(storecases.contents(store)), "")
     for line in lines:
         words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
-        result = CliRunner().invoke(
-            app, ["--store", str(root), *words, *(["--json"] if line.startswith(("index", "store fsck")) else [])]
-        )
+        result = run_here("--store", root, *words, *(["--json"] if line.startswith(("index", "store fsck")) else []))
         error = result.exception
         known = error is None or isinstance(error, SystemExit | ActordbgError)
         found[line] = result.exit_code if known else repr(error), result.stdout, result.stderr
-        answers.write_text(json.dumps(found))
+        write_json(answers, found)
     found["contents"] = 0, json.dumps(storecases.contents(store)), ""
-    answers.write_text(json.dumps(found))
+    write_json(answers, found)
 
 
 def run_all(root, lines):
@@ -53,7 +51,7 @@ def run_all(root, lines):
         except subprocess.TimeoutExpired:
             child.kill()
             code = "hangs"
-    done = json.loads(answers.read_text()) if answers.exists() else {}
+    done = read_json(answers) if answers.exists() else {}
     assert code == 0, (code, next((line for line in lines if line not in done), "the store's contents"))
     return done
 

@@ -52,7 +52,7 @@ def run(cache, faults, dtypes=BOTH):
             if not chosen:
                 continue
             model = str(four_layers(cache, family))
-            dump = dump_of("both", rows=3, length=64, actions=40)
+            dump = dump_of(length=64, actions=40)
             truth = Truths(cache / f"{family}-{trains}", model, dtype, trains).of(dump, cache)
             attn = "eager" if family == "gemma2" else None  # sdpa leaves out its soft cap
             config = ReplayConfig(model=model, dtype=dtype, attn=attn, backward=trains, keep_gradients=trains)

@@ -37,7 +37,7 @@ def outcome(fault, folder):
     model = four_layers(folder.parent, fault.family)
     store, script = folder / "store", folder / "repro.py"
     words = ["--packing" if fault.packed else "--no-packing", "--backward" if fault.trains else "--no-backward"]
-    dump = dump_of("both", rows=3, length=64, actions=40)
+    dump = dump_of(length=64, actions=40)
     Store(store).create().publish_dump(*payload.encode(dump.record, dump.tensors))
     checked = actordbg(
         faulty, "check", "--model", str(model), "--through", "rows", "--dtype", "fp32", "--attn", "sdpa", *words, "-q",

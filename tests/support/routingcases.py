@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from actorcases import apart, main, make_dump
+from actorcases import apart, main, make_dump, opened
 from amounts import first_or_all
 from lawcases import at_the_rerun, laws_of_a_call
 
@@ -96,7 +96,7 @@ def judged(cache):
         limit = LIMITS[dtype]
         plain = make_dump(vocab=256, length=48)
         settings = {"model": model_of(cache, kind), "dtype": dtype, "backend": "plain", "backward": True}
-        with open_actor(ReplayConfig(**settings, packing=False, through="rows"), model_cache=cache) as session:
+        with opened(cache, **settings, packing=False, through="rows") as session:
             own = chosen_by(session, plain)
             as_plain = session.run(plain, backward=False).log_probs
             same = session.run(with_experts(plain, own), backward=False)
@@ -104,7 +104,7 @@ def judged(cache):
         dump = with_experts(plain, rolled_out(own))
         truths = {}
         for how in (None, "free"):
-            with open_actor(ReplayConfig(**settings, truth="fp32", routing=how), model_cache=cache) as truth:
+            with opened(cache, **settings, truth="fp32", routing=how) as truth:
                 truths[how] = truth.run(dump, backward=True)
                 far = truth.arranged(dump, _each_alone, 1.0) - truths[how].log_probs
                 assert far[truths[how].mask].abs().max() < 1e-5, "causes of `explain` are routed as the truth is"

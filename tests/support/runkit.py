@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from roots import FORKED, ROOT
+from roots import FORKED, ROOT, run_program
 
 from actordbg.install.ray_hooks import FOLDER
 
@@ -64,7 +64,7 @@ def python(code, environment, *arguments, cwd=None):
 def ended(code, environment, *arguments, cwd=None):
     """A program that has ended. It runs in `/`, where there is nothing to import."""
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=dict(environment), capture_output=True, text=True, cwd=cwd or "/", timeout=120)
+    return run_program(command, env=dict(environment), cwd=cwd or "/", timeout=120)
 
 
 def run_job(store, line, *words, path=None, cwd=None, code="", **more):
@@ -76,7 +76,7 @@ def run_job(store, line, *words, path=None, cwd=None, code="", **more):
     entries = [str(ROOT), *([str(path)] if path else []), *([str(FORKED)] if "FORKED_PROGRAM" in more else [])]
     environment = clean_environment(PYTHONPATH=os.pathsep.join(entries), **more)
     command = [sys.executable, "-c", program, "--store", str(store.root), "run", *line.split(), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=cwd, timeout=300)
+    return run_program(command, env=environment, cwd=cwd, timeout=300)
 
 
 class TrainingEnvironment:
@@ -89,7 +89,7 @@ class TrainingEnvironment:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.python = str(folder / "bin" / "python")
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        self.site = Path(subprocess.run([self.python, "-c", code], capture_output=True, text=True).stdout.strip())
+        self.site = Path(run_program([self.python, "-c", code]).stdout.strip())
         absent = ("actordbg", "_editable_impl_actordbg", "__editable__", *without)
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
             if entry.suffix != ".pth" and not entry.name.lower().startswith(absent):

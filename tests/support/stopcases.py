@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 
 import pexpect
-from roots import FORKED, ROOT
+from roots import FORKED, ROOT, run_program
 
 from actordbg.base.processes import state_of
 from actordbg.records.journal import SUPERVISOR, read_events, read_results
@@ -124,7 +124,7 @@ def nobody_is_left(folder):
 def actordbg(store, *arguments, **extra):
     """A command without a terminal."""
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment(extra), timeout=400)
+    return run_program(command, stdin=subprocess.DEVNULL, env=environment(extra), timeout=400)
 
 
 JOB = """

@@ -52,7 +52,7 @@ class Ancient:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fp32", "flash"),
+    "kind, fp32, flash",
     [
         (Released07, {"use_flash_attention_2": False, "bf16": False}, {"use_flash_attention_2": True, "bf16": True}),
         (Released0810, SDPA | {"bf16": False}, FLASH | {"bf16": True}),
@@ -90,7 +90,7 @@ def called(kind, dump):
 
 
 def test_arguments_are_matched_by_name_and_groups_are_left_out():
-    dump = make_dump(0)
+    dump = make_dump()
     call = called(Released011, dump)
     assert call.arguments.keys() == {
         "sequences", "attention_mask", "action_mask", "return_output", "return_logprobs", "return_entropy", "packed_seq_lens",
@@ -105,13 +105,13 @@ def test_arguments_are_matched_by_name_and_groups_are_left_out():
 
 
 def test_an_argument_that_was_off_may_be_unknown_to_this_version():
-    assert "return_entropy" not in called(Released07, make_dump(0)).arguments
+    assert "return_entropy" not in called(Released07, make_dump()).arguments
     with pytest.raises(Unsupported, match="return_entropy"):
-        called(Released07, make_dump(0, arguments={"return_entropy": True}))
+        called(Released07, make_dump(arguments={"return_entropy": True}))
 
 
 def test_multimodal_inputs_go_where_the_forward_takes_them_and_nothing_else_does():
-    dump = make_dump(0)
+    dump = make_dump()
     dump.tensors["pixel_values"] = torch.ones(3, 4)
     assert "pixel_values" in called(Released011, dump).arguments
     with pytest.raises(Unsupported, match="pixel_values"):
@@ -123,7 +123,7 @@ def test_multimodal_inputs_go_where_the_forward_takes_them_and_nothing_else_does
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_masks_go_in_with_the_dtype_they_were_captured_with(dtype):
-    dump = make_dump(0)
+    dump = make_dump()
     for name in ("attention_mask", "action_mask"):
         dump.tensors[name] = dump.tensors[name].to(dtype)
     call = called(Released011, dump)
@@ -150,7 +150,7 @@ def test_log_probs_are_found_in_every_shape_of_result_and_one_of_another_shape_i
 
 
 @pytest.mark.parametrize(
-    ("settings", "share"),
+    "settings, share",
     [
         ({"attn_pdrop": 0.1, "resid_pdrop": 0.0}, 0.1),
         ({"router_jitter_noise": 0.01}, 0.01),

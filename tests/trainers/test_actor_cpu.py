@@ -6,11 +6,10 @@ that. It has no compiler on its PATH, so anything that would compile C++ fails t
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from roots import environment
+from roots import environment, run_program
 
 from actordbg.actor.models import build_tiny
 from actordbg.trainers.openrlhf.cpu import CpuDevice
@@ -115,7 +114,7 @@ def facts(tmp_path_factory, template_of_workers):
     env |= {"TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-c", PROBE, str(model)]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command, cwd=folder, env=env, timeout=300)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
     assert lines, done.stderr[-3000:]
     found = json.loads(lines[0].removeprefix("FACTS"))

@@ -215,7 +215,7 @@ def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(stor
     assert "a loss was not recorded" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "ring"), [("skyrl", 0), ("skyrl", 8), ("verl", 8)])
+@pytest.mark.parametrize("name, ring", [("skyrl", 0), ("skyrl", 8), ("verl", 8)])
 def test_only_the_losses_of_recorded_forwards_are_read(store, monkeypatch, name, ring):
     reads, record = [], _Recorder.record
     monkeypatch.setattr(_Recorder, "record", lambda *given: (reads.append(1), record(*given)))

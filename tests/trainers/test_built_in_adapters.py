@@ -1,7 +1,6 @@
 """What our adapters read of calls as their trainers make them. The log has real trainings of those that are not installed here."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,11 +11,10 @@ import pytest
 import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, truth_of
-from roots import ROOT
-from typer.testing import CliRunner
+from commandline import run_here
+from roots import ROOT, json_of, run_program
 
 from actordbg.actor.rules import check_config, leaked
-from actordbg.cli.app import app
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import parse_toml
@@ -177,7 +175,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
     (tmp_path / "train.py").write_text(TRAINING)
     given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
     command = [sys.executable, "-m", "actordbg", *given, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_program(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recorded, unrecorded = json.loads(done.stdout.splitlines()[-1])
     assert recorded == unrecorded and "3 calls = 3 captured + 0 dropped" in done.stderr
@@ -202,12 +200,11 @@ def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_proce
 
 def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runner = CliRunner()
-    listed = runner.invoke(app, ["adapters", "plain", "--json"])
-    assert listed.exit_code == 0 and json.loads(listed.stdout)[0]["version"] == version("transformers")
-    template = runner.invoke(app, ["adapters", "--template"]).stdout
+    listed = run_here("adapters", "plain", "--json")
+    assert listed.exit_code == 0 and json_of(listed)[0]["version"] == version("transformers")
+    template = run_here("adapters", "--template").stdout
     (tmp_path / "from_template.py").write_text(template.replace("MY_TRAINER.MODULE:CLASS.METHOD", "from_template:read_call"))
-    answer = runner.invoke(app, ["adapters", "from_template:MyTrainer"])
+    answer = run_here("adapters", "from_template:MyTrainer")
     assert answer.exit_code == 1 and "it takes no MODEL, INPUT_IDS, ATTENTION_MASK, KEEP; it takes call" in answer.output
     sys.modules.pop("from_template")
 

@@ -32,7 +32,7 @@ SFT_LOG = (
 
 
 @pytest.mark.parametrize(
-    ("trainer", "log", "told"),
+    "trainer, log, told",
     [
         ("ppo", PPO_LOG, [("loading", 0, "OpenRLHF's Actor is built (PolicyModelActor)"), ("step", 1, "reward 0.395"),
                           ("step", 2, "reward 0.402")]),

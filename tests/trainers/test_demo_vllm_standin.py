@@ -3,12 +3,11 @@
 import ast
 import asyncio
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from roots import ROOT
+from roots import ROOT, run_program
 
 from actordbg.demo.demo_training import build_assets
 from actordbg.trainers.openrlhf import vllm_standin
@@ -54,5 +53,5 @@ def test_everything_that_openrlhf_imports_from_vllm_is_there():
     imports = "\n".join(f"from {module} import {name}" for module, name in sorted(wanted))
     begin = "import sys\nfrom actordbg.trainers.openrlhf import vllm_standin\nassert not {'vllm', 'torch'} & {*sys.modules}"
     script = f"{begin}\nvllm_standin.register()\nimport vllm\n{imports}\nprint(vllm.__version__)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program([sys.executable, "-c", script], cwd=ROOT, timeout=60)
     assert done.stdout.strip() == vllm_standin.__version__, done.stderr

@@ -1,7 +1,6 @@
 """LoRA: the same model is the policy and, with its adapters off, the reference. Its adapter's folder is a model to replay with."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -45,9 +44,7 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
     (tmp_path / "train.py").write_text(TRAINING)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "lora", "--adapter", "plain"]
     command += ["--with-outputs", "--free-floor", "0", "--", sys.executable, "train.py"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=roots.environment(ACTORDBG_DISABLE="", FORKED_PROGRAM="train.py")
-    )
+    done = roots.run_program(command, env=roots.environment(ACTORDBG_DISABLE="", FORKED_PROGRAM="train.py"))
     assert "2 recording actors: 2 calls = 2 captured" in done.stderr, done.stderr
     records = [payload.load(path).record for path in store.iter_dumps()]
     told = sorted((record.role or "", record.actor["lora_adapters"]) for record in records)

@@ -2,10 +2,8 @@
 
 import importlib
 import io
-import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
-from commandline import invoke
-from roots import FORKED, ROOT
-from typer.testing import CliRunner
+from commandline import invoke, run_here
+from roots import FORKED, ROOT, json_of, read_json, run_program, write_json
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.capture import hook
-from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.checking import check
 from actordbg.dumps.create import create_dumps
@@ -187,7 +183,7 @@ def test_another_release_is_left_alone_and_the_difference_named(written, recordi
     assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 
-@pytest.mark.parametrize(("hashes", "dtype"), [(True, None), (False, None), (False, "bf16"), (True, "bf16")])
+@pytest.mark.parametrize("hashes, dtype", [(True, None), (False, None), (False, "bf16"), (True, "bf16")])
 def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, recording, tmp_path, hashes, dtype):
     """By hashes, or by samples alone: by those also where the replay's dtype is narrower."""
     model = small_model(tmp_path / "model").eval()
@@ -212,9 +208,9 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, reco
     said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
     differs = "1 of 21 parameters differ from those recorded at step 1: lm_head.weight"
     assert said == f"{differs}; they are those that were recorded at step 0 (21 parameters)"
-    record = json.loads(files[1].read_text())
+    record = read_json(files[1])
     record["parameters"]["lm_head.weight"]["sample"] = "0000c07f"  # NaN
-    files[1].write_text(json.dumps(record))
+    write_json(files[1], record)
     facts = statement(recording.root, inputs, session)
     assert facts[RECORDED_WEIGHTS].endswith("; the run's own values were not finite: lm_head.weight"), "a fault of the run"
     assert facts[MET_WEIGHTS]["other"] == {} and facts[MET_WEIGHTS]["same"] == [0, 1], "and not another step's weights"
@@ -240,10 +236,8 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, r
     dumps_of(recording)
 
     def check(*words):
-        done = CliRunner().invoke(
-            app, ["--store", str(recording.root), "check", "--recorded", "--json", "--model", folder, *words]
-        )
-        return json.loads(done.stdout) | {"code": done.exit_code}
+        done = run_here("--store", recording.root, "check", "--recorded", "--json", "--model", folder, *words)
+        return json_of(done) | {"code": done.exit_code}
 
     answer = check("--junit", str(tmp_path / "junit.xml"))
     assert (answer["verdict"], answer["code"]) == ("RIGHT", 0)
@@ -286,7 +280,7 @@ def test_a_replay_runs_the_code_of_one_trainer(written, recording):
     create_dumps(recording, 1, batch_size=1, seq_len=8)
     files = [f"--input-file={path}" for path in sorted(recording.iter_dumps())]
     for words in (["replay"], ["replay", *files], ["check"], ["noise"], ["matrix", "--through", "rows,trainer"]):
-        refused = CliRunner().invoke(app, ["--store", str(recording.root), *words]).exception
+        refused = run_here("--store", recording.root, *words).exception
         assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
         assert '"adapter is null" or "adapter=\'mine\'"), or pass --through rows' in str(refused.hint)
     for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
@@ -320,7 +314,7 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
 
     def run(*given):
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        return run_program(command, cwd=tmp_path, env=environment)
 
     announced = tmp_path / "my_adapter-1.0.dist-info"
     announced.mkdir()

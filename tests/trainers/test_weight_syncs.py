@@ -49,7 +49,7 @@ HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    "changes, says",
     [
         ({"layers.1.q_proj": parameter(arrived=None, loaded=None)}, "1 of 4 parameters never arrived: layers.1.q_proj (step 1)"),
         ({"layers.3.q_proj": parameter(arrived=B)}, "layers.3.q_proj arrived other than sent (step 1)"),
@@ -81,7 +81,7 @@ def answer_beside(store, hashed):
 
 
 @pytest.mark.parametrize(
-    ("transfers", "step", "second", "word"),
+    "transfers, step, second, word",
     [(2, 11, 5, "RIGHT"), (2, 16, 5, "RIGHT"), (2, 17, 5, "WRONG"), (2, 17, 0, "RIGHT"), (1, 11, 5, "RIGHT")],
 )
 def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(store, transfers, step, second, word):
@@ -92,7 +92,7 @@ def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(store,
     assert any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
 
 
-@pytest.mark.parametrize(("sha256", "pid", "word"), [(A, 1, "RIGHT"), (B, 1, "WRONG"), (B, 2, "RIGHT"), (None, 1, "RIGHT")])
+@pytest.mark.parametrize("sha256, pid, word", [(A, 1, "RIGHT"), (B, 1, "WRONG"), (B, 2, "RIGHT"), (None, 1, "RIGHT")])
 def test_what_is_sent_is_what_the_policy_computed_with_at_this_step(store, sha256, pid, word):
     synced(store, HEALTHY, HEALTHY)
     own = {"layers.2.q_proj": ParameterHash("bfloat16", (2, 3), sha256=sha256)}
@@ -185,7 +185,7 @@ def attach(store, monkeypatch):
     return lambda kind: weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=kind, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("send", "says"), [(lambda name: "lora" not in name, "never sent: lora_A"),
+@pytest.mark.parametrize("send, says", [(lambda name: "lora" not in name, "never sent: lora_A"),
                                             (lambda name: True, "did not know 1 of 2 parameters: lora_A")])  # fmt: skip
 def test_an_adapter_that_is_not_sent_or_not_known_is_named(store, attach, send, says):
     module = nn.Module()

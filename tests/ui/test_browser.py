@@ -76,7 +76,7 @@ def shown_in(browser, path, *, width=1280, scheme="light", scripts=True):
 
 
 @pytest.mark.parametrize("name", ["report", "tokens", "matrix"])
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
 def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(browser, pages, name, width, scheme):
     with shown_in(browser, pages[name], width=width, scheme=scheme) as shown:
         states = shown.page.evaluate(DRAWN)
