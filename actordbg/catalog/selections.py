@@ -34,8 +34,6 @@ from actordbg.catalog.where import all_of, compile_where, guarded, of_dumps, par
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.formats.dump_record import FORWARD, LOSS
 from actordbg.formats.ringfile import is_held, place, ring_paths
-from actordbg.formats.turn_record import TURNS
-from actordbg.formats.weight_syncs import SYNCS
 
 _OF_LOSSES = f"point = '{LOSS}'"
 BAD = "verdict in ('WRONG', 'FAILED')"
@@ -133,6 +131,9 @@ def _instead(catalog: Catalog, part: str) -> str:
 
 def without_dumps(catalog: Catalog) -> tuple[str, str]:
     """Return what a store holds in which no forward was recorded, and the command that reads it; "" if it holds nothing."""
+    from actordbg.formats.turn_record import TURNS  # here, since `status` would wait for them
+    from actordbg.formats.weight_syncs import SYNCS
+
     root = catalog.store.root
     ((losses,),) = answers(catalog, f"SELECT count(*) FROM dump AS d {CALLER} WHERE k.{_OF_LOSSES}")
     if losses:
