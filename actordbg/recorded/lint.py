@@ -154,10 +154,10 @@ class Linting:
         if any(map(_has_terms_apart, kept)):
             said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`"
             findings.left.append(NotChecked(findings["formula"].rule, said, by))
-        if any(True in mask_laws.unlike_pairs(call, 1) for call in kept):
-            said = "where answers begin, as the token before it differs within pairs"
+        if (rows := mask_laws.unsure_beginnings(kept)) and not findings["first action"].found:
+            said = f"where answers begin, as {rows} differ in the token before it"
             by = "end prompts without a space, which a tokenizer merges with the answer: its first token is not trained on then"
-            findings.left.append(NotChecked(findings["mask"].rule, said, by))
+            findings.left.append(NotChecked(findings["first action"].rule, said, by))
         return findings
 
 
