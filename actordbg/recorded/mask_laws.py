@@ -149,7 +149,9 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         kept = active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
         if (bad & kept).any() or bad.sum() * 2 > active.any(1).sum():
             words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
-            answer.rows(call, bad, words, side=TRAINER)
+            begin_alike = (active.argmax(1) == spoken.argmax(1))[bad].all()
+            ends_early = f"the action mask leaves out the last {plural(-by, 'token')}, which the engine sampled"
+            answer.rows(call, bad, ends_early if begin_alike and by < 0 else words, side=TRAINER)
             break
     else:
         if (ahead := _ahead(call)).any():

@@ -5,6 +5,7 @@ A replay is made up: its results follow from its configuration and from a fault 
 
 import json
 import shlex
+from dataclasses import replace
 
 import docpages
 import pytest
@@ -27,6 +28,7 @@ from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import LOSS, now_timestamp
 from actordbg.formats.ringfile import SUFFIX as RING, place
 from actordbg.judge import check
+from actordbg.recorded.lint import lint as linted
 from actordbg.records.journal import SPEC
 from actordbg.reduce.case import DIFFERENCE, FaultCase
 from actordbg.reduce.handover import Script
@@ -261,6 +263,8 @@ def test_a_store_without_forwards_says_what_it_holds_and_which_command_reads_it(
     assert f"only {only}" in listed.stdout and f"next: actordbg {reader}\n" in listed.stderr
     summary = invoke(store, "status")
     assert f"only        {only}: `actordbg {reader}`" in summary.stdout and f"next: actordbg {reader}\n" in summary.stderr
+    judged = linted(store.root, [store.relative(path) for path in store.iter_dumps()])
+    assert not replace(judged, outcomes=[]).verdict().next, "a check reads no loss alone"
     for command in ("check", "replay", "lint"):
         nothing = tried(store, command).exception
         assert command == reader or (f"only {only}" in nothing.message and f"`actordbg {reader}`" in nothing.hint), command

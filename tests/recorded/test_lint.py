@@ -347,6 +347,7 @@ WHOLE_STEPS = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],
+    "renew": lambda step: [t.update({"old_log_probs": t["log_probs"].clone()}) for t in step.tensors],
     "calls": unlike_counts, "critic": critic, "critics": other_critic, "whiten": whitened_alone, "prefer": preferred,
 }  # fmt: skip
 
@@ -479,6 +480,15 @@ def test_a_mask_that_begins_late_is_told_from_a_merged_prompt_by_how_the_tokens_
     findings = lint(store.root, paths)
     assert {law.name for law in findings.broken} == ({"first action"} if judged else set()), findings.in_words()
     assert any("where answers begin" in left.said for left in findings.left) != judged
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1.0, ", 4 times it"), (0.3, "")])
+def test_a_factor_of_one_micro_batch_is_only_believed_if_it_is_whole(tmp_path, scale, said):
+    step, store = Step(), Store(tmp_path).create()
+    step.tensors, step.facts, step.fields = step.tensors[:1], step.facts[:1], step.fields[:1]
+    plant(step, ["field world_size 1", "fact engine_accumulation 1", "fact dp_size 1", "finish", f"scale output.loss {scale}"])
+    (found,) = lint(store.root, step.publish(store))["normalization"].found
+    assert found.said.partition(" times it")[0].endswith(said[:3]) and ("times it" in found.said) == bool(said)
 
 
 def test_terms_that_are_added_to_recorded_losses_are_named_as_not_checked(tmp_path):
