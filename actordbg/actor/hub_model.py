@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4)
 def first_letters(model: str) -> dict[int, str]:
     """Return the first letter of each token by its id, as a model's tokenizer spells it; {} without one in the folder or the
-    hub's cache, and for one whose tokens are no pieces of the text, as those of BPE and Unigram are.
+    hub's cache, and if it does not cut the text into pieces, as BPE and Unigram do.
     """
     file = Path(model).expanduser() / TOKENIZER
     found = file if file.is_file() else cached_file(model, TOKENIZER)

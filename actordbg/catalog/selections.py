@@ -190,7 +190,6 @@ class Holdings:
     newest: str | None
     never_replayed: int
     bad: int
-    losses: int
     bad_losses: int
     damaged: int
     replays: int
@@ -213,7 +212,7 @@ def holdings(catalog: Catalog) -> Holdings:
     kinds = f"SELECT k.point = '{FORWARD}', {counts} FROM dump AS d {CALLER} {LAST_RESULT} GROUP BY 1"
     by_kind = {kind: figures for kind, *figures in answers(catalog, kinds)}
     dumps, packed, fresh, bad = by_kind.get(1, [0] * 4)
-    losses, *_, bad_losses = by_kind.get(0, [0] * 4)
+    *_, bad_losses = by_kind.get(0, [0])
     only, reader = ("", "") if dumps else without_dumps(catalog)
     trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(
@@ -224,7 +223,6 @@ def holdings(catalog: Catalog) -> Holdings:
         newest=newest[0].timestamp if newest else None,
         never_replayed=fresh,
         bad=bad + bad_losses,
-        losses=losses,
         bad_losses=bad_losses,
         damaged=len(damaged_files(catalog)),
         replays=len(own),

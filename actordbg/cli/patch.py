@@ -167,8 +167,6 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     )
     if held.only:
         yield "only", f"{held.only}: `{held.reader}` reads them"
-    elif held.losses:
-        yield "losses", f"{held.losses:,}"
     if len(held.trainers) > 1:
         yield "trainers", ", ".join(f"{name} {count:,}" for name, count in held.trainers.items())
     loose = held.dumps - held.in_packs

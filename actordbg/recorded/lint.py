@@ -54,7 +54,7 @@ _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 @dataclass
 class LintFindings(Findings):
     """The answers of all laws. recorded: names of everything that the calls have. read: ids of the dumps. unreadable: the
-    messages of those that could not be read. forwards: some dumps are no losses. imported: all dumps were made of files; files:
+    messages of those that could not be read. forwards: not all dumps are losses. imported: all dumps were made of files; files:
     their names, if there are no others, and rows: how many they have.
     """
 
