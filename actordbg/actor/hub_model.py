@@ -39,6 +39,7 @@ TIMEOUT_S = 5.0
 """How long the hub may take for one response."""
 DEADLINE_S = 12.0
 """How long all requests to the hub may take: a DNS lookup has no timeout, and a server may respond byte by byte."""
+TOKENIZER = "tokenizer.json"
 _CONFIG, _BASE = "config.json", "base_model_name_or_path"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = tuple(f"{name}.index.json" for name in _WEIGHTS)
@@ -98,6 +99,23 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+@functools.lru_cache(maxsize=4)
+def first_letters(model: str) -> dict[int, str]:
+    """Return the first letter of each token by its id, as a model's tokenizer spells it; {} without one in the folder or the
+    hub's cache, and if it does not cut the text into pieces, as BPE and Unigram do.
+    """
+    file = Path(model).expanduser() / TOKENIZER
+    found = file if file.is_file() else cached_file(model, TOKENIZER)
+    made = read_json(found) if found else {}
+    pieces, added = made.get("model"), made.get("added_tokens")
+    if not isinstance(pieces, dict) or not isinstance(added, list) or pieces.get("type") not in ("BPE", "Unigram"):
+        return {}
+    listed = pieces["vocab"]
+    ids = {piece: at for at, (piece, _) in enumerate(listed)} if isinstance(listed, list) else listed
+    ids |= {token["content"]: token["id"] for token in added}
+    return {at: piece[0] for piece, at in ids.items() if piece and not piece.startswith("<0x")}  # a byte of a letter
 
 
 @functools.lru_cache(maxsize=32)

@@ -163,7 +163,10 @@ class Desk:
         """Return the error that says why nothing was selected, in terms of what the store holds."""
         count, shortest, longest = dump_extent(self.store)
         hint = self.client.widen if where else self.client.select
-        if not count:
+        only, reader = ("", "") if count else selections.without_dumps(open_fresh(self.store))
+        if only and not (where and reader == f"actordbg {purpose}"):
+            why, hint = f"the store has no dumps, only {only}", f"`{reader}` reads them"
+        elif not count and not only:
             why, hint = "the store has no dumps", "add some with `actordbg dump enable`, `dump import` or `dump create`"
         elif where and (matching := count_dumps(self.store, where)):
             why = f"{matching:,} dumps match {where}, but none can be replayed"

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import cached_file
+from actordbg.actor.hub_model import TOKENIZER, cached_file
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes
@@ -32,9 +32,6 @@ from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.judge.token_charts import Texts
-
-
-_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,10 +77,10 @@ def texts_of(path: str | Path | None) -> Texts | None:
     path = Path(path)
     from tokenizers import Tokenizer
 
-    file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
+    file = path / TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), TOKENIZER)
     if file is None or not file.is_file():
-        hint = f"pass a folder with a {_TOKENIZER}, or that file; for a hub model, first run `hf download NAME {_TOKENIZER}`"
-        why = f"it has no {_TOKENIZER}" if path.is_dir() else "no such folder or file, and nothing is downloaded"
+        hint = f"pass a folder with a {TOKENIZER}, or that file; for a hub model, first run `hf download NAME {TOKENIZER}`"
+        why = f"it has no {TOKENIZER}" if path.is_dir() else "no such folder or file, and nothing is downloaded"
         raise UsageError(f"--tokenizer {path}: {why}", hint=hint)
     try:
         tokenizer = Tokenizer.from_file(str(file))

@@ -32,8 +32,10 @@ from actordbg.catalog.query import (
 from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, WhereColumn, from_micros, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, of_dumps, parts_of
 from actordbg.config.replay_config import TINY, TOY_MODEL
-from actordbg.formats.dump_record import LOSS
+from actordbg.formats.dump_record import FORWARD, LOSS
+from actordbg.formats.ringfile import is_held, place, ring_paths
 
+_OF_LOSSES = f"point = '{LOSS}'"
 BAD = "verdict in ('WRONG', 'FAILED')"
 """Dumps whose last verdict is bad."""
 
@@ -118,13 +120,29 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 def _instead(catalog: Catalog, part: str) -> str:
     """Describe what there is instead: losses, or the values of a part's columns."""
-    if losses := count_dumps(catalog, all_of([part, f"point = '{LOSS}'"])):
+    if losses := count_dumps(catalog, all_of([part, _OF_LOSSES])):
         return f" forwards, and {plural(losses, 'loss')}: add point='{LOSS}'"
     contents = [
         "`actordbg dump ls` lists the ids" if name == "dump_id" else _held(catalog, name)
         for name in sorted(compile_where(part).columns)
     ]
     return f": {'; '.join(contents)}" if contents else ""
+
+
+def without_dumps(catalog: Catalog) -> tuple[str, str]:
+    """Return what a store holds in which no forward was recorded, and the command that reads it; "" if it holds nothing."""
+    from actordbg.formats.turn_record import TURNS  # here, since `status` would wait for them
+    from actordbg.formats.weight_syncs import SYNCS
+
+    root = catalog.store.root
+    ((losses,),) = answers(catalog, f"SELECT count(*) FROM dump AS d {CALLER} WHERE k.{_OF_LOSSES}")
+    if losses:
+        return plural(losses, "loss"), "actordbg lint"
+    for folder, what, command in ((TURNS, "turns", "turns"), (SYNCS, "transfers of weights", "weights")):
+        if any((root / folder).glob("*/[!.]*.json")):
+            return what, f"actordbg {command}"
+    dead = [ring for ring in ring_paths(place(catalog.store)) if not is_held(ring)]
+    return (f"{plural(len(dead), 'flight recorder file')} of dead processes", "actordbg dump recover") if dead else ("", "")
 
 
 def frequent_values(catalog: Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
@@ -159,10 +177,10 @@ _LAST = {"last": "replay_id", "last_status": "status", "last_at": "created_at", 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Contents of a store. dumps: their number; in_packs: those that lie in packs. newest: UTC time of the newest dump.
-    never_replayed, bad: dumps by last result and verdict. damaged: unreadable files. replays: those of this user; other_replays:
-    those that other commands started. last: id of the newest replay, with its status, inputs and passed inputs. trainers: dumps
-    of each trainer.
+    """Contents of a store. dumps: their number, without losses; in_packs: those that lie in packs. newest: UTC time of the newest
+    dump. never_replayed, bad: dumps by last result and verdict; bad_losses: those of the bad that are losses. damaged: unreadable
+    files. replays: those of this user; other_replays: those that other commands started. last: id of the newest replay, with its
+    status, inputs and passed inputs. trainers: dumps of each trainer. only, reader: see `without_dumps`.
     """
 
     store: str
@@ -172,6 +190,7 @@ class Holdings:
     newest: str | None
     never_replayed: int
     bad: int
+    bad_losses: int
     damaged: int
     replays: int
     other_replays: int
@@ -181,17 +200,20 @@ class Holdings:
     last_at: str | None = None
     last_inputs: int = 0
     last_passed: int = 0
+    only: str = ""
+    reader: str = ""
 
 
 def holdings(catalog: Catalog) -> Holdings:
     """Summarize the store of this catalog."""
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
-    counts = "count(*), count(d.pack), count(*) - count(r.status)"
-    ((dumps, packed, fresh),) = answers(
-        catalog, f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
-    )
-    ((bad,),) = answers(catalog, f"SELECT count(*) FROM dump WHERE {BAD}")
+    counts = f"count(*), count(d.pack), count(*) - count(r.status), coalesce(sum({BAD}), 0)"
+    kinds = f"SELECT k.point = '{FORWARD}', {counts} FROM dump AS d {CALLER} {LAST_RESULT} GROUP BY 1"
+    by_kind = {kind: figures for kind, *figures in answers(catalog, kinds)}
+    dumps, packed, fresh, bad = by_kind.get(1, [0] * 4)
+    *_, bad_losses = by_kind.get(0, [0])
+    only, reader = ("", "") if dumps else without_dumps(catalog)
     trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(
         store=str(catalog.store.root),
@@ -200,10 +222,13 @@ def holdings(catalog: Catalog) -> Holdings:
         in_packs=packed,
         newest=newest[0].timestamp if newest else None,
         never_replayed=fresh,
-        bad=bad,
+        bad=bad + bad_losses,
+        bad_losses=bad_losses,
         damaged=len(damaged_files(catalog)),
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),
         trainers=dict(answers(catalog, trainers)),
+        only=only,
+        reader=reader,
         **{name: getattr(each, field) for each in own[:1] for name, field in _LAST.items()},
     )

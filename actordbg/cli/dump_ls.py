@@ -77,13 +77,17 @@ def ls(
 
 
 def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
-    from actordbg.catalog.selections import reasons, verdict_of
+    from actordbg.catalog.selections import reasons, verdict_of, without_dumps
 
-    if not rows:
-        say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
-        for reason in reasons(catalog, where) if where else ():
+    if not rows and where:
+        say(f"no dump matches {where}")
+        for reason in reasons(catalog, where):
             note(reason)
         return
+    if not rows:
+        only, reader = without_dumps(catalog)
+        say(f"there are no dumps in this store, only {only}" if only else "there are no dumps in this store yet")
+        return say_next(reader or "actordbg dump status")
     cells = [
         {"dump": row.dump_id, "trainer": row.trainer, "rank": row.rank, "role": row.role, "B": row.batch_size, "S": row.seq_len,
          "tokens": row.tokens, "trigger": row.triggered or row.recovered or ("protected" if row.pinned else None),

@@ -69,7 +69,7 @@ def disable(ctx: typer.Context, *, run: str | None = None) -> None:
     changed = [switch_off(store, job) for job in jobs]
     keep_answer(_answer(store, control_before(store, jobs[0]), False, any(changed), own))
     say("Recording is off." if any(changed) else "Recording was already off.")
-    if any(changed) and any(store.iter_dumps()):
+    if any(changed) and (any(store.iter_dumps()) or any(store.iter_packs())):
         say_next("actordbg dump ls")
 
 

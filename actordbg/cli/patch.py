@@ -153,8 +153,8 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
     for line in patch.notes if patch else ():
         note(f"note: {line}")
     if held is not None and held.never_replayed == held.dumps:
-        switch = "dump status" if patch is not None and patch.enabled else "dump enable"
-        say_next("actordbg check" if held.dumps else f"actordbg {switch}")
+        switch = "actordbg dump status" if patch is not None and patch.enabled else "actordbg dump enable"
+        say_next("actordbg check" if held.dumps else held.reader or switch)
 
 
 def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
@@ -165,6 +165,8 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
         "dumps",
         f"{held.dumps:,} in {human_bytes(held.bytes)}{newest}" + (f"; {held.in_packs:,} in packs" if held.in_packs else ""),
     )
+    if held.only:
+        yield "only", f"{held.only}: `{held.reader}` reads them"
     if len(held.trainers) > 1:
         yield "trainers", ", ".join(f"{name} {count:,}" for name, count in held.trainers.items())
     loose = held.dumps - held.in_packs
@@ -178,7 +180,8 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
         yield "last", f"{held.last}, {ago(str(held.last_at))}, {held.last_passed} of {held.last_inputs} passed{ended}"
     if held.bad:
-        yield "bad", f"{plural(held.bad, 'dump')} whose last verdict is WRONG or FAILED: `actordbg replay --lf`"
+        again = "actordbg lint" if held.bad_losses == held.bad else "actordbg replay --lf"
+        yield "bad", f"{plural(held.bad, 'dump')} whose last verdict is WRONG or FAILED: `{again}`"
     if held.never_replayed:
         yield "not yet", f"{plural(held.never_replayed, 'dump')} never replayed"
 

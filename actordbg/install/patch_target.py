@@ -21,7 +21,6 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def find_target(python: Path | None = None, target: Path | None = None) -> Targe
             raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")
         return _target(target, _interpreter_of(target), [])
     executable = str(python) if python is not None else sys.executable
-    for module in (TRAINER.actor_module, *map(actor_module, HOSTS)):
+    for module in itertools.chain([TRAINER.actor_module], map(actor_module, HOSTS)):
         answer = ask(executable, "find", module)
         if answer["winner"]:
             break
@@ -171,6 +170,8 @@ def other_trainer(path: Path) -> str:
     tops = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents))
     if not tops or tops[-1].name == TRAINER.package:
         return ""
+    from importlib.metadata import distributions  # it imports the parsers of e-mail
+
     root = tops[-1].parent
     owners = (dist for dist in distributions(path=[str(root)]) if any(root / file == path for file in dist.files or ()))
     whose = next((f" ({dist.name} {dist.version})" for dist in owners), "")

@@ -30,7 +30,7 @@ from actordbg.recorded import mask_laws
 from actordbg.recorded.recorded_calls import Answer, Calls, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
-from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
+from actordbg.records.finding import KEPT, NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
 from actordbg.store.layout import Store
 
 NO_LOSSES = "policy losses (dump enable --calls forward,loss, where the trainer's are read)"
@@ -54,8 +54,8 @@ _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 @dataclass
 class LintFindings(Findings):
     """The answers of all laws. recorded: names of everything that the calls have. read: ids of the dumps. unreadable: the
-    messages of those that could not be read. imported: all dumps were made of files; files: their names, if there are no others,
-    and rows: how many they have.
+    messages of those that could not be read. forwards: not all dumps are losses. imported: all dumps were made of files; files:
+    their names, if there are no others, and rows: how many they have.
     """
 
     outcomes: Sequence[RuleOutcome] = field(default_factory=lambda: [Answer(law) for law in LAWS])
@@ -65,6 +65,7 @@ class LintFindings(Findings):
     files: Sequence[str] = ()
     rows: int = 0
     imported: bool = False
+    forwards: bool = False
 
     @property
     def dumps(self) -> int:
@@ -98,7 +99,8 @@ class LintFindings(Findings):
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
         files = " ".join(map(in_shell, self.files))
         of = plural(self.rows, "row") if self.rows else plural(self.dumps, "dump")
-        following = dict.fromkeys((RIGHT, UNCHECKED), f"actordbg check {files}".rstrip())
+        checked = f"actordbg check {files}".rstrip() if self.forwards else ""
+        following = dict.fromkeys((RIGHT, UNCHECKED), checked)
         if self.broken:
             shown = self.found[0].place.get("dump")
             following[WRONG] = f"actordbg dump show {shown}" if shown else f"actordbg dump import {files}"
@@ -149,15 +151,17 @@ class Linting:
         """Check the laws over all calls, and return what all laws said."""
         findings, kept = self.findings, self.kept
         findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
+        findings.forwards = not all(call.is_loss for call in kept)
         self.judge_steps(kept)
         findings.finish()
+        findings.left += [NotChecked(each.rule, each.unjudged) for each in findings.of(KEPT) if each.unjudged]
         if any(map(_has_terms_apart, kept)):
             said, by = "KL and entropy terms beside the recorded losses", "`actordbg step`"
             findings.left.append(NotChecked(findings["formula"].rule, said, by))
-        if any(True in mask_laws.unlike_pairs(call, 1) for call in kept):
-            said = "where answers begin, as the token before it differs within pairs"
+        if (rows := mask_laws.unsure_beginnings(kept)) and not findings["first action"].found:
+            said = f"where answers begin, as {rows} differ in the token before it"
             by = "end prompts without a space, which a tokenizer merges with the answer: its first token is not trained on then"
-            findings.left.append(NotChecked(findings["mask"].rule, said, by))
+            findings.left.append(NotChecked(findings["first action"].rule, said, by))
         return findings
 
 
@@ -172,6 +176,7 @@ def add(total: RuleOutcome, outcome: RuleOutcome) -> None:
     total.looked_at += outcome.looked_at
     total.found += outcome.found
     total.lacks, total.figures = outcome.lacks or total.lacks, outcome.figures or total.figures
+    total.unjudged = outcome.unjudged or total.unjudged
 
 
 def _read(store: Path, path: str) -> Judged:

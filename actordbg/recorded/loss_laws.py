@@ -26,8 +26,12 @@ UNRELATED = 0.3
 """A correlation of log-probs of the same tokens that two policies of one origin exceed: a tiny model with a third of noise in its
 weights has 0.6, and another temperature 0.98.
 """
+LARGE_RATE = 1e-3
+"""A learning rate with which an update may move weights as far as they are from 0."""
 SMALL = 1e-8
 """A learning rate times a KL coefficient, above which fp32 shows the KL penalty of a policy that was updated."""
+WHOLE = 0.01
+"""How near a factor, or its inverse, is to a whole number if it is believed of one micro-batch, which has any factor."""
 ENOUGH_PARTS = 3
 """A step has so many micro-batches at least if a factor of one term is to be believed."""
 ACCUMULATES_LAST = (0, 19)
@@ -115,7 +119,12 @@ def _formula(given: Numbers, wanted: Numbers, others: Mapping[str, Numbers], lim
 
 
 def formula(calls: Calls, answer: Answer) -> None:
-    """Look for steps whose losses are those of another formula than the recorded settings say."""
+    """Look for steps whose losses are those of another formula than the recorded settings say, or reward a KL."""
+    for words, losses in steps(calls):
+        if (times := losses[0].fact("loss.kl_coef")) is not None and times < 0:
+            answer.violated(
+                losses[0], f"{words}: the KL penalty's coefficient is {number(times)}: distance from the base is rewarded"
+            )
     for step in summed(calls, answer):
         if step.formula:
             answer.violated(step.first, f"{step.sums}; they are those of {step.formula}", size=step.off / step.size)
@@ -143,7 +152,9 @@ def normalization(calls: Calls, answer: Answer) -> None:
         if not step.formula:
             given, wanted = step.given, step.wanted
             factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
-            times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < step.off / 10 else ""
+            alike = np.abs(given - factor * wanted).sum() < step.off / 10
+            of_one = len(given) == 1 and min(abs(each - round(each)) for each in (factor, 1 / (factor or 1))) > WHOLE
+            times = f", {number(factor, 4)} times it" if alike and not of_one else ""
             answer.violated(step.first, step.sums + times, size=step.off / step.size)
 
 
@@ -212,12 +223,15 @@ def agreement(calls: Calls, answer: Answer) -> None:
     """Look for log-probs of the rollout, or old ones, that do not follow those of the loss, or do so but at the first action.
 
     Where those two agree, an update as large as the weights may be why the loss's do not follow: a rate of 0.03 of Adam leaves a
-    correlation of 0.2.
+    correlation of 0.2. So it may where the rollout's agreed with the loss's at an earlier step with such a rate.
     """
+    updated: dict[str, float] = defaultdict(float)  # by run, the largest rate of a step at which they agreed
     answer.lacks = f"{MANY} actions of a step with log-probs of both sides"
     for words, losses in steps(calls):
         sampled = _beginnings(losses, "rollout_log_probs", "old_log_probs")
-        moved = losses[0].record.step and sampled and np.abs(sampled[0] - sampled[1])[sampled[2]].mean() < FAR
+        own_old = sampled and np.abs(sampled[0] - sampled[1])[sampled[2]].mean() < FAR
+        moved = losses[0].record.step and (own_old or updated[losses[0].record.run] >= LARGE_RATE)
+        rate = losses[0].array("lr")
         for name in ("rollout_log_probs", "old_log_probs"):
             if (both := _beginnings(losses, name, "log_probs")) is None:
                 continue
@@ -236,9 +250,12 @@ def agreement(calls: Calls, answer: Answer) -> None:
             elif mean > FAR:
                 why = "large updates, old rows, or another temperature (`explain` with a model says)"
                 answer.lacks = f"{name} nearer than {mean:.2g} nats: {why}"
+                answer.unjudged = f"{words}: {name}, {mean:.2g} nats from those of the loss: {why}"
                 continue
             answer.looked_at += len(known)
             if name == "rollout_log_probs":
+                if rate is not None and mean < FAR:
+                    updated[losses[0].record.run] = max(updated[losses[0].record.run], float(rate.max()))
                 answer.figures = [("rollout and trainer apart, by token", f"{mean:.2g} nats")]
             if text:
                 answer.violated(losses[0], f"{words}: {name} are {text}", size=mean, side=side)

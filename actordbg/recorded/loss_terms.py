@@ -85,6 +85,8 @@ class Terms:
 
 _CLIPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, math.inf)
 """Ranges of clipping that a trainer may use in the place of its setting. If nothing is clipped, most give the same loss."""
+_BETAS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Weights of preferences that a trainer may use in the place of its setting."""
 _RATIOS = ("ppo", "gspo", "rloo", "cispo", "dppo")
 BY_ROW = "seq-mean-token-mean"
 OF_STEPS = {"step-token-sum": "batch_num_tokens", "call-row-means": "global_batch_size"}
@@ -257,6 +259,7 @@ def other_settings(loss: Attributes, *, moved: bool) -> dict[str, dict[str, Any]
             "means over a row's tokens instead of sums": {"by_means": True}, "no label smoothing": {"label_smoothing": 0.0},
             "no margin": {"margin": 0.0},
         }  # fmt: skip
+        changes |= {f"beta {other}": {"beta": other} for other in _BETAS if other != beta}
     if loss.get("kl_coef"):
         changes["no KL"] = {"kl_coef": 0.0}
         known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
+from actordbg.actor.hub_model import first_letters
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Calls, Numbers, RecordedCall, key_of, shifted, side_of
+
+Beginning: TypeAlias = tuple[bytes, int, int]
+"""See `RecordedCall.beginnings`."""
 
 UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
 """Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
@@ -144,7 +149,9 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         kept = active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
         if (bad & kept).any() or bad.sum() * 2 > active.any(1).sum():
             words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
-            answer.rows(call, bad, words, side=TRAINER)
+            begin_alike = (active.argmax(1) == spoken.argmax(1))[bad].all()
+            ends_early = f"the action mask leaves out the last {plural(-by, 'token')}, which the engine sampled"
+            answer.rows(call, bad, ends_early if begin_alike and by < 0 else words, side=TRAINER)
             break
     else:
         if (ahead := _ahead(call)).any():
@@ -178,24 +185,62 @@ def mask(call: RecordedCall, answer: Answer) -> None:
         answer.looked_at += call.rows
 
 
+def _pairs(call: RecordedCall) -> Iterator[tuple[Beginning, Beginning]]:
+    """Yield the beginnings of the two rows of each pair of preferences."""
+    half, left = divmod(len(call.beginnings) if call.fact("loss.beta") else 0, 2)
+    if not left:
+        yield from zip(call.beginnings[:half], call.beginnings[half:], strict=False)  # no beta: no pairs
+
+
 def unlike_pairs(call: RecordedCall, part: int) -> list[bool]:
     """Mark pairs of preferences whose rows differ in the last token before their actions (1), or before it (0).
 
     A tokenizer merges the end of a prompt, such as a space, with an answer: the trainer's count of the prompt's own tokens then
     takes the first token of the answer for a prompt's. A mask that begins one token late looks the same.
     """
-    half, left = divmod(len(call.beginnings) if call.fact("loss.beta") else 0, 2)
-    pairs = zip(call.beginnings[:half], call.beginnings[half:], strict=False)
-    return [own[part] != paired[part] for own, paired in pairs if not left]
+    return [own[part] != paired[part] for own, paired in _pairs(call)]
+
+
+def _late_pairs(call: RecordedCall) -> list[bool]:
+    """Mark pairs that begin alike, and whose last tokens before their actions begin with different letters.
+
+    Merged tokens begin as the rest of the prompt does, in both rows: these are of the answers alone.
+    """
+    if not any(unlike_pairs(call, 1)):
+        return []
+    letters, end = first_letters(call.record.model_name or ""), call.fact("eos_token_id")
+    late = []
+    for (stem, *own), (other, *paired) in _pairs(call):
+        begun = {letters.get(own[0]), letters.get(paired[0])}
+        late.append(stem == other and len(begun) == 2 and None not in begun and end not in (*own, *paired))  # an answer is empty
+    return late
+
+
+def unsure_beginnings(calls: Calls) -> str:
+    """Say which rows of texts are alike up to the last token before their actions and differ in that: a mask may begin late."""
+    if any(True in unlike_pairs(call, 1) for call in calls):
+        return "the rows of pairs"
+    lasts: dict[bytes, set[int]] = defaultdict(set)
+    for call in calls:
+        if call.fact("loss.policy_loss_type") == "sft" and call.fact("multi_turn") is False:
+            for stem, last, _ in call.beginnings:
+                lasts[stem].add(last)
+    lasts.pop(key_of([]), None)  # no prompt
+    several = sum(len(of) > 1 for of in lasts.values())
+    return "rows that begin alike" if several >= LATE else ""
 
 
 def first_action(calls: Calls, answer: Answer) -> None:
     """Look for samples of a prompt that differ before their first action: a sampled token that the mask leaves out.
 
     Without the log-probs of the engine nothing else shows it, if all values were computed from that mask. Of answers that no
-    engine sampled, a tokenizer may have merged the first token with the prompt's last.
+    engine sampled, a tokenizer may have merged the first token with the prompt's last: `_late_pairs` tells some apart.
     """
     by_step: dict[Hashable, dict[bytes, dict[int, list[tuple[int, RecordedCall, int]]]]] = {}
+    pairs = [(call, pair) for call in calls for pair, bad in enumerate(_late_pairs(call)) if bad]
+    if len(pairs) >= LATE:
+        words = f"the action mask misses the first token of the answer, in {len(pairs)} pairs"
+        answer.violated(pairs[0][0], words, pairs[0][1])
     for call in calls:
         of_texts = call.fact("loss.beta") or call.fact("loss.policy_loss_type") == "sft"
         if (call.is_loss and not of_texts) or call.record.role == ROLLOUT:

@@ -49,9 +49,11 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
         moved = [by for by, where in fits.items() if where.all()]
         how = f"shifted by {moved[0]:+}, and the model shifts them itself" if moved else "not the tokens of their row"
         answer.rows(call, (counted & (labels != sequences)).any(1), f"labels are {how}")
-    width = mask.shape[1]
-    padded = call.active & ~real[:, -width:]
-    answer.rows(call, padded.any(1), "the action mask covers padding: it is shifted")
+    within = real[:, -mask.shape[1] :]
+    words = "the action mask covers padding"
+    if any(not (shifted(call.active, by) & ~within).any() for by in (-1, 1)):
+        words += ": it is shifted"
+    answer.rows(call, (call.active & ~within).any(1), words)
     between = mask_laws.spanned(real) & ~real
     padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
     hole = between & ~np.isin(sequences, padding) if padding.size else between & False

@@ -149,6 +149,7 @@ def unchecked_by_rule(left: Sequence[NotChecked]) -> list[str]:
 @dataclass
 class RuleOutcome:
     """What is known of a rule. looked_at: how often it could be judged. lacks: what was missing where it could not be.
+    unjudged: what could not be judged beside that, in words.
 
     figures: measures of healthy data, by name.
     """
@@ -157,6 +158,7 @@ class RuleOutcome:
     looked_at: int = 0
     found: list[Finding] = field(default_factory=list)
     lacks: str = ""
+    unjudged: str = ""
     figures: list[tuple[str, str]] = field(default_factory=list)
 
     @property

@@ -37,7 +37,7 @@ HOSTS = ("molt",)
 
 def installed(named: str) -> Adapter:
     """Import a built-in adapter, or an installed package's, by name. Raises Unsupported for any other name."""
-    place = places().get(named)
+    place = BUILT_IN.get(named) or places().get(named)
     if place is None:
         hint = "run `actordbg adapters` to list them, or pass `run --adapter` a module:Class"
         raise Unsupported(f"no adapter {named:.80} is installed here", hint=hint)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from catalogcases import fill
-from commandline import invoke, tried
+from commandline import tried
 from roots import ROOT, json_of, read_json, write_json
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
@@ -194,10 +193,3 @@ def test_the_status_of_a_job_that_ended_leads_to_what_it_recorded(capsys, monkey
     answer = {key: [] for key in ("processes", "jobs", "rings", "damaged_switches")} | {"control": None, "enabled": False}
     say_status(answer | {"earlier": earlier, "store": "S", "unreadable": 0})
     assert f"next: {following}" in "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize("recorded", [0, 1])
-def test_after_a_recording_the_next_command_lists_its_dumps_if_it_has_any(store, recorded):
-    fill(store, recorded)
-    run(store, "enable --run a")
-    assert ("next: actordbg dump ls" in invoke(store, "dump disable").stderr) == bool(recorded)

@@ -5,20 +5,28 @@ A replay is made up: its results follow from its configuration and from a fault 
 
 import json
 import shlex
+from dataclasses import replace
 
 import docpages
 import pytest
 from amounts import WHOLE
-from commandline import in_json, invoke, run_here
+from commandline import in_json, invoke, run_here, tried
 from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle
+from stepcases import RecordedRun
 
 from actordbg.api import reducing
 from actordbg.campaign import run_matrix
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.compare import find_truth
 from actordbg.dumps.create import create_dumps
+from actordbg.dumps.packing import pack_dumps
+from actordbg.formats.dump_record import LOSS, now_timestamp
+from actordbg.formats.ringfile import SUFFIX as RING, place
 from actordbg.judge import check
+from actordbg.recorded.lint import lint as linted
 from actordbg.records.journal import SPEC
 from actordbg.reduce.case import DIFFERENCE, FaultCase
 from actordbg.reduce.handover import Script
@@ -27,6 +35,7 @@ from actordbg.reduce.trials import Fingerprint
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.store.layout import Store
+from actordbg.store.places import read_record
 
 MOST = 10
 """Commands in which a walk has to end: a circle has no end."""
@@ -193,3 +202,67 @@ def test_from_old_pickles_and_from_a_bundle(tmp_path, planted, monkeypatch):
         name = words[-1].partition(".")[0]
         walked = walk(Store(tmp_path / f"store-{name}"), f"actordbg dump import {words[-1]}")
         assert len(walked) > 2, walked
+
+
+def losses_alone(store):
+    RecordedRun(store, store.root).write()
+    for path in store.iter_dumps():
+        if read_record(path).point != LOSS:
+            path.unlink()
+
+
+def in_packs(store):
+    create_dumps(store, 3, seq_len=16, vocab_size=400)
+    pack_dumps(store)
+
+
+def losses_in_packs(store):
+    losses_alone(store)
+    pack_dumps(store, "point = 'loss'")
+
+
+def kept_in(folder, name):
+    def keep(store):
+        path = store.root / folder / "r" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+
+    return keep
+
+
+def ring_of_the_dead(store):
+    folder = place(store)
+    folder.mkdir(parents=True)
+    (folder / f"h-1-2{RING}").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "holds, only, reader",
+    [
+        (lambda store: None, "", ""),
+        (lambda store: create_dumps(store, 1, seq_len=8), "", "lint"),
+        (in_packs, "", "lint"),
+        (losses_alone, "4 losses", "lint"),
+        (losses_in_packs, "4 losses", "lint"),
+        (kept_in("turns", "h-1-0.json"), "turns", "turns"),
+        (kept_in("syncs", "0-h-1-0.json"), "transfers of weights", "weights"),
+        (ring_of_the_dead, "1 flight recorder file of dead processes", "dump recover"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)  # fmt: skip
+def test_a_store_without_forwards_says_what_it_holds_and_which_command_reads_it(store, holds, only, reader):
+    write_control(store, Control(enabled=True, run="ppo", since=now_timestamp()))
+    holds(store)
+    stopped = invoke(store, "dump disable").stderr
+    assert ("next: actordbg dump ls" in stopped) == (reader == "lint")
+    if not only:
+        return
+    listed = tried(store, "dump ls")
+    assert f"only {only}" in listed.stdout and f"next: actordbg {reader}\n" in listed.stderr
+    summary = invoke(store, "status")
+    assert f"only        {only}: `actordbg {reader}`" in summary.stdout and f"next: actordbg {reader}\n" in summary.stderr
+    judged = linted(store.root, [store.relative(path) for path in store.iter_dumps()])
+    assert not replace(judged, outcomes=[]).verdict().next, "a check reads no loss alone"
+    for command in ("check", "replay", "lint"):
+        nothing = tried(store, command).exception
+        assert command == reader or (f"only {only}" in nothing.message and f"`actordbg {reader}`" in nothing.hint), command

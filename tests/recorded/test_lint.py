@@ -18,6 +18,7 @@ from reportcases import said_once
 from stepcases import PPO_FACTS
 
 from actordbg import trainers
+from actordbg.actor.hub_model import first_letters
 from actordbg.api import explaining
 from actordbg.base.errors import NothingToDo
 from actordbg.capture import loss_record
@@ -346,6 +347,7 @@ WHOLE_STEPS = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],
+    "renew": lambda step: [t.update({"old_log_probs": t["log_probs"].clone()}) for t in step.tensors],
     "calls": unlike_counts, "critic": critic, "critics": other_critic, "whiten": whitened_alone, "prefer": preferred,
 }  # fmt: skip
 
@@ -457,6 +459,36 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
             tensors[name][1] = tensors[name][0]
     plant(step, ['estimate "reinforce_baseline"', "finish"])
     assert not lint(store.root, step.publish(store)).broken
+
+
+@pytest.mark.parametrize(
+    "kind, spelled, judged",
+    [
+        ("BPE", "It", True), ("BPE", "\u0120It", False), ("BPE", "\u0120is", False), ("WordPiece", "It", False), ("BPE", "<0x41>", False),
+        ("Unigram", "It", True), (None, "It", False),
+    ],
+)  # fmt: skip
+def test_a_mask_that_begins_late_is_told_from_a_merged_prompt_by_how_the_tokens_begin(tmp_path, kind, spelled, judged):
+    """Both rows' tokens before the actions begin with the rest of the prompt, if that was merged with the answers."""
+    pieces = [spelled if at == 33 else f"\u0120This{at}" for at in range(100)]
+    vocab = {piece: at for at, piece in enumerate(pieces)} if kind != "Unigram" else [[piece, 0.0] for piece in pieces]
+    model = {"model": {"type": kind, "vocab": vocab}, "added_tokens": [{"id": 99, "content": "\u0120This99"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(model if kind else []))
+    merged = CASES["preferences whose prompts end in a space, which the tokenizer merged with each answer"].given
+    store, paths = published(tmp_path / "store", *merged, "all sequences 1,4 99", f"field model_name {json.dumps(str(tmp_path))}")
+    first_letters.cache_clear()
+    findings = lint(store.root, paths)
+    assert {law.name for law in findings.broken} == ({"first action"} if judged else set()), findings.in_words()
+    assert any("where answers begin" in left.said for left in findings.left) != judged
+
+
+@pytest.mark.parametrize("scale, said", [(1.0, ", 4 times it"), (0.3, "")])
+def test_a_factor_of_one_micro_batch_is_only_believed_if_it_is_whole(tmp_path, scale, said):
+    step, store = Step(), Store(tmp_path).create()
+    step.tensors, step.facts, step.fields = step.tensors[:1], step.facts[:1], step.fields[:1]
+    plant(step, ["field world_size 1", "fact engine_accumulation 1", "fact dp_size 1", "finish", f"scale output.loss {scale}"])
+    (found,) = lint(store.root, step.publish(store))["normalization"].found
+    assert found.said.partition(" times it")[0].endswith(said[:3]) and ("times it" in found.said) == bool(said)
 
 
 def test_terms_that_are_added_to_recorded_losses_are_named_as_not_checked(tmp_path):
