@@ -220,7 +220,7 @@ class ExplainedEngine(ExplainedSides):
         right = f"{who} is right {', '.join(self.right)}"
         if not self.wrong:
             far = f"{alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
-            return f"{right}: {far}" if alone.tokens >= FEWEST else f"{who} is {far}, too few to judge"
+            return f"{right}: {far}" if alone.tokens >= FEWEST else f"{who} is {far}: these are too few"
         told = [f"wrong {WAYS[way][0]}{self.moved.get(way, '')}" for way in self.wrong]
         return f"{right}, and {'; '.join(told)}"
 

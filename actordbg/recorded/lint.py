@@ -110,9 +110,11 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
     linting = Linting()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        for judged in pool.map(lambda path: _read(store, path), paths):
+        for judged in pool.map(lambda path: _judged(lambda: RecordedCall.read(str(store / path)), path), paths):
             on_dump(1)
             linting.keep(*judged)
+    for call in linting.kept:
+        call.root = store
     return linting.finish()
 
 
@@ -172,15 +174,6 @@ def add(total: RuleOutcome, outcome: RuleOutcome) -> None:
     total.looked_at += outcome.looked_at
     total.found += outcome.found
     total.lacks, total.figures = outcome.lacks or total.lacks, outcome.figures or total.figures
-
-
-def _read(store: Path, path: str) -> Judged:
-    def call() -> RecordedCall:
-        call = RecordedCall.read(str(store / path))
-        call.root = store
-        return call
-
-    return _judged(call, path)
 
 
 @np.errstate(all="ignore")

@@ -90,7 +90,9 @@ def test_few_tokens_have_a_distance_and_no_name_and_nobody_is_right_by_them():
     fitted = drawn.fitted(recorded)
     assert fitted.before == pytest.approx(10) and not fitted.named and not fitted.unknown
     engine = ExplainedEngine("vLLM 1", {"alone": told(fitted, drawn.sample.own, 1, 1.0)}, {})
-    assert engine.verdict.word == UNCHECKED and "10 nats from the truth over 3 tokens, too few" in engine.verdict.sentence
+    assert (
+        engine.verdict.word == UNCHECKED and "10 nats from the truth over 3 tokens: these are too few" in engine.verdict.sentence
+    )
 
 
 def test_what_no_token_shows_is_named_by_all_of_them_and_what_is_smaller_is_not():

@@ -1,6 +1,5 @@
 """Files that runs leave behind: each writer's becomes the rows that it holds, healthy ones are right, faults are named."""
 
-import itertools
 import json
 import os
 from dataclasses import replace
@@ -24,7 +23,7 @@ from actordbg.dumps.child_pool import Limits
 from actordbg.dumps.importer import find_files, import_paths
 from actordbg.dumps.layouts import columns_of, load_tokenizer
 from actordbg.formats.dump_record import LOSS
-from actordbg.recorded.lint import Linting, lint
+from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
@@ -337,6 +336,8 @@ PLAIN = {
     "a mask that is too long": (lambda rows: rows[3]["loss_mask"].extend([1, 1]), set()),
     "nulls at the output of tools": (of_tools_without, {("environment", TRAINER)}),
     "a mask that begins in the prompt, where no side has a figure": (of_prompts_too, {("mask", TRAINER)}),
+    "no mask, zeros in the prompt": (lambda rows: [row.pop("loss_mask") for row in rows], set()),
+    "no mask, no log-probs of the trainer": (lambda rows: [(row.pop("loss_mask"), row.pop("logprobs")) for row in rows], set()),
     "no end token is trained on": (lambda rows: [row["loss_mask"].__setitem__(-1, 0) for row in rows], {("mask", TRAINER)}),
 }
 
@@ -351,32 +352,6 @@ def test_rows_of_a_plain_table_mean_what_their_writer_means(change, tmp_path):
     left = [each["said"] for each in answer["unchecked"] if each["rule"] == "readable"]
     assert bool(left) == (len(plain) > 16 or "too long" in change), "a row that was left out is not green"
     assert "in the prompt" in change or "rewards" not in [each["rule"] for each in answer["unchecked"]]
-
-
-VALUES = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "advantages")
-SOME = [names for count in range(1, 6) for names in itertools.combinations(VALUES, count)]
-
-
-def judged(path, columns):
-    judging = Linting()
-    import_paths(None, [path], columns=columns, give=lambda record, tensors: judging.judge(RecordedCall(record, tensors)))
-    return judging.finish()
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_file_with_any_of_the_values_is_judged_by_what_it_has(masked, tmp_path):
-    made = {name: "log_probs" if "log_probs" in name else name for name in VALUES} | {"rollout_log_probs": "rollout"}
-    for names in SOME:
-        plain = [
-            {"ids": row.ids} | {name: row.wide(getattr(row, made[name])) for name in names} | {"action_mask": row.wide(row.mask)}
-            for row in estimated()
-        ]
-        if not masked:  # a prompt has no figure then
-            plain = [{name: values for name, values in row.items() if name != "action_mask"} for row in plain]
-        (path := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
-        findings = judged(path, {name: name for name in ("ids", *names)})
-        assert (findings.found, findings.unreadable) == ([], []), names
-        assert findings["log-probs"].looked_at or names == ("advantages",), names
 
 
 LABELS = {
