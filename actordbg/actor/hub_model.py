@@ -76,7 +76,8 @@ def folder_of(model: str) -> Path | None:
     if is_local(model):
         return Path(model).expanduser()
     if looks_like_path(model):
-        raise EnvironmentProblem(f"there is no model in {model}", hint="name a folder with a config.json, or a hub name")
+        hint = "name a folder with a config.json, or a hub name; if the model of a replay was moved, replay again with --model"
+        raise EnvironmentProblem(f"there is no model in {model}", hint=hint)
     return None
 
 

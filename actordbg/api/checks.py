@@ -89,7 +89,7 @@ def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
     except KeyboardInterrupt:
         left = read_standing(desk.store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
-        kept = f"interrupted; results so far are kept, {first}`actordbg compare {spec.replay_id} truth` continues"
+        kept = f"results so far are kept, {first}`actordbg compare {spec.replay_id} truth` continues"
         desk.client.note(kept)
         raise
 

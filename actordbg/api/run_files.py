@@ -142,6 +142,7 @@ def linted_files(
         if selects and not chosen:
             raise replace(desk, store=store).nothing("lint", where)
     findings = linting.finish()
+    desk.client.note_some(findings.unreadable)
     damaged = [f"{each.path}: {each.reason}" for each in summary.refused if each.code == CorruptDump.code]
     findings.left = [*findings.left, *(NotChecked(READ, why) for why in (*summary.left_out, *damaged))]
     origins = {call.record.dump_id: call.record.origin for call in linting.kept}

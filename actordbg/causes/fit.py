@@ -121,7 +121,7 @@ class FitResult:
     @property
     def unknown(self) -> bool:
         """Check whether there is a difference beyond noise, and none of the causes explains it."""
-        return not self.named and self.before > ACCEPTED * self.noise
+        return self.tokens >= FEWEST and not self.named and self.before > ACCEPTED * self.noise
 
 
 def fit(sample: TokenSample) -> FitResult:
@@ -132,9 +132,9 @@ def fit(sample: TokenSample) -> FitResult:
     for values in expected.values():
         first |= np.abs(values - sample.truth) > sample.noise / 10
     counted = np.isfinite(sample.recorded) & np.isfinite(sample.truth) & ~zeros & ~first
+    before = _mean(sample.recorded - sample.truth, counted) if counted.any() else 0.0
     if counted.sum() < FEWEST:
-        return FitResult(0.0, sample.noise, int(counted.sum()))
-    before = _mean(sample.recorded - sample.truth, counted)
+        return FitResult(before, sample.noise, int(counted.sum()))
     named: tuple[CauseFit, ...] = ()
     nearest = None
     if before > ACCEPTED * sample.noise:

@@ -145,7 +145,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
             if output.wanted.json:
                 output.emit_json({"verdict": "", "sentence": nothing.message, "next": "", "selected": 0})
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Abort from None  # typer would exit without a word
         finally:
             output.finish()
 

@@ -109,6 +109,8 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
     if mirror.was_there and not mirror.is_there:
         hint = f"its mirror is {store.root}: upload it with `actordbg store push`, or remove it"
         raise StoreProblem(f"the store at {address} is gone", hint=hint)
+    if not mirror.is_there:
+        note(f"there is no store at {mirror.url} yet")
     if moved.files or moved.skipped:
         note(in_words("staged", moved, mirror.url, time.monotonic() - began))
     pusher = root.meta[__name__] = Pusher(mirror, note)

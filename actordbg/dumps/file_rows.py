@@ -157,10 +157,14 @@ def _labelled(ids: Values, labels: Values) -> Values:
 
 
 def _said(given: Fields, values: Parts) -> Values | None:
-    """Return which tokens have a value, [L], where a list of values has nulls; None for a row without nulls."""
+    """Return which tokens have a value, [L]: not those of a null, nor of a prompt where all log-probs are 0; None if all have."""
     known = [np.array([value is not None for value in given[part]]) for part in values if isinstance(given[part], list)]
-    longest = max(map(len, known), default=0)
-    said = np.any([each for each in known if len(each) == longest], 0) if known else np.ones(1)
+    figures = [each != 0 for part, each in values.items() if part in OF_LOG_PROBS and each.ndim == 1]
+    longest = max(map(len, (*known, *figures)), default=0)
+    nulls, figures = ([each for each in marks if len(each) == longest] for marks in (known, figures))
+    said = np.any(nulls, 0) if nulls else np.ones(longest, bool)
+    begun = np.logical_or.accumulate(np.any(figures, 0)) if figures else said
+    said = said & begun if begun.any() else said
     return None if said.all() else said
 
 

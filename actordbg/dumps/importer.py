@@ -150,7 +150,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     files: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path} does not exist", hint="name a file of a run, or a folder of such files")
+            raise UsageError(
+                f"{path} does not exist",
+                hint="name a file of a run, or a folder of such files; `actordbg explain last` judges a replay",
+            )
         files.update(dict.fromkeys(filter(_may_have_rows, files_below(path)) if path.is_dir() else [path]))
     if not files:
         below = (each for path in paths for each in files_below(path) if each.is_file())

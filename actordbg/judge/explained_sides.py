@@ -116,7 +116,8 @@ class ExplainedSides:
         """Return what to do about the causes, and how far each side is from the truth."""
         causes = [cause for side in self.sides.values() for cause in (*side.causes, *side.also)]
         remedies = dict.fromkeys(cause.remedy for cause in causes if cause.remedy)
-        rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
+        far = {name: number(side.before if side.tokens else None, 3) for name, side in self.sides.items()}
+        rows = [(f"{name} to the truth", far[name], number(side.noise, 3)) for name, side in self.sides.items()]
         table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
         return [*section("What to do", remedies), Heading("How far apart", 3), table]
 
@@ -200,7 +201,8 @@ class ExplainedEngine(ExplainedSides):
     @property
     def verdict(self) -> Verdict:
         """The sentence, and the ways that were not checked."""
-        word = WRONG if self.wrong else RIGHT
+        judged = RIGHT if self.ways[ALONE].tokens >= FEWEST else UNCHECKED
+        word = WRONG if self.wrong else judged
         found = [replace(finding, side="") for finding in self.found]
         return Verdict(word, self.sentence, not_checked=self.unchecked, findings=found)
 
@@ -217,7 +219,8 @@ class ExplainedEngine(ExplainedSides):
             return f"{who} is wrong: {'; '.join(alone.told('its log-probs'))}"
         right = f"{who} is right {', '.join(self.right)}"
         if not self.wrong:
-            return f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
+            far = f"{alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
+            return f"{right}: {far}" if alone.tokens >= FEWEST else f"{who} is {far}: these are too few"
         told = [f"wrong {WAYS[way][0]}{self.moved.get(way, '')}" for way in self.wrong]
         return f"{right}, and {'; '.join(told)}"
 

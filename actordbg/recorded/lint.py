@@ -45,8 +45,8 @@ _IN_FILES = {
 }
 """What a law needs, where all dumps were made of files that a run left behind."""
 READ = Rule("readable", "every dump can be read")
-Judged: TypeAlias = tuple[RecordedCall | str, list[Answer], set[str]]
-"""A call, trimmed, or why it cannot be read; what the laws of single calls said of it; the names of what it has."""
+Judged: TypeAlias = tuple[RecordedCall | None, list[Answer], set[str], list[str]]
+"""A call, trimmed; what the laws of single calls said of it; the names of what it has; what of it cannot be read, and why."""
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
 
@@ -84,7 +84,8 @@ class LintFindings(Findings):
                 else answer.lacks or "calls that it is about"
             )
         if self.unreadable:
-            self.left = [NotChecked(READ, f"{plural(len(self.unreadable), 'dump')} that cannot be read")]
+            dumps = {why.partition(": ")[0] for why in self.unreadable}
+            self.left = [NotChecked(READ, f"{plural(len(dumps), 'dump')} that cannot be read whole")]
 
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
@@ -111,9 +112,11 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
     linting = Linting()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        for call, answers, names in pool.map(lambda path: _read(store, path), paths):
+        for judged in pool.map(lambda path: _judged(lambda: RecordedCall.read(str(store / path)), path), paths):
             on_dump(1)
-            linting.keep(call, answers, names)
+            linting.keep(*judged)
+    for call in linting.kept:
+        call.root = store
     return linting.finish()
 
 
@@ -127,12 +130,11 @@ class Linting:
         """Check the laws of single calls."""
         self.keep(*_judged(lambda: call, call.record.dump_id))
 
-    def keep(self, call: RecordedCall | str, answers: Sequence[Answer], names: set[str]) -> None:
+    def keep(self, call: RecordedCall | None, answers: Sequence[Answer], names: set[str], unread: Sequence[str]) -> None:
         """Add what `_judged` returned."""
-        if isinstance(call, str):
-            self.findings.unreadable.append(call)
-            return
-        self.kept.append(call)
+        self.findings.unreadable += unread
+        if call is not None:
+            self.kept.append(call)
         self.findings.recorded |= names
         for answer in answers:
             add(self.findings[answer.rule.name], answer)
@@ -179,29 +181,24 @@ def add(total: RuleOutcome, outcome: RuleOutcome) -> None:
     total.unjudged = outcome.unjudged or total.unjudged
 
 
-def _read(store: Path, path: str) -> Judged:
-    def call() -> RecordedCall:
-        call = RecordedCall.read(str(store / path))
-        call.root = store
-        return call
-
-    return _judged(call, path)
-
-
 @np.errstate(all="ignore")
 def _judged(read: Callable[[], RecordedCall], name: str) -> Judged:
-    """Check the laws of single calls, and return the call trimmed, with the names of what it has; or why it cannot be read."""
-    answers = []
+    """Check the laws of single calls on a call, and trim it. What stops one law does not stop the others."""
+    answers, unread = list[Answer](), list[str]()
     try:
         call = read()
         for law in LAWS:
-            if not law.over_calls:
-                answers.append(Answer(law))
-                law.judge(call, answers[-1])
+            if law.over_calls:
+                continue
+            try:
+                law.judge(call, answer := Answer(law))
+                answers.append(answer)
+            except _ODD as error:
+                unread.append(f"{name}: {law.name}: {error!r:.200}")
         names = call.recorded_names
-        return call.trim(), answers, names
+        return call.trim(), answers, names, unread
     except (ActordbgError, OSError, *_ODD) as error:
-        return f"{name}: {getattr(error, 'message', error)}", [], set()
+        return None, answers, set(), [*unread, f"{name}: {getattr(error, 'message', error)}"]
 
 
 def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:

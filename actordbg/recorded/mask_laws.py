@@ -80,9 +80,9 @@ def _ahead(call: RecordedCall) -> Numbers:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. no action where that cannot be told."""
     if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
         return np.zeros_like(call.active)
-    said, advantages = _spoken(call), call.array("advantages")
-    if advantages is not None and advantages.shape == zeros.shape:  # where no side has anything, nothing was sampled
-        empty = call.active & ~said & (call.log_probs()[_scorer(call)] == 0) & (advantages == 0)
+    said, scored, advantages = _spoken(call), call.log_probs().get(_scorer(call)), call.array("advantages")
+    if scored is not None and advantages is not None and advantages.shape == zeros.shape:
+        empty = call.active & ~said & (scored == 0) & (advantages == 0)  # where no side has anything, nothing was sampled
         zeros = zeros | (empty & (advantages != 0).any(1)[:, None])
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 

@@ -112,14 +112,14 @@ def reference(calls: Calls, answer: Answer) -> None:
         if first.record.role != "policy loss":
             continue
         for call in losses:
-            base = call.heads.get("base_action_log_probs")
+            own, base = (call.heads.get(name) for name in ("log_probs", "base_action_log_probs"))
             sums = call.array("base_row_log_probs") if base is None else None
-            if base is None and "log_probs" in call.heads:
+            if base is None and own is not None:
                 base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
             if sums is not None and call.terms and call.surprisal is not None and call.counts is not None:
                 apart.append(np.abs(call.surprisal + sums) / np.maximum(call.counts, 1))
-            elif base is not None and base.shape == call.heads["log_probs"].shape:
-                distances = np.abs(call.heads["log_probs"] - base)
+            elif own is not None and base is not None and base.shape == own.shape:
+                distances = np.abs(own - base)
                 apart.append(distances[np.isfinite(distances)])
         every, run = np.concatenate(apart), first.record.run
         if run in updated and len(every) >= ENOUGH:

@@ -8,7 +8,9 @@ import pytest
 
 from actordbg.causes.bank import BANK, BY_NAME
 from actordbg.causes.fit import TokenSample, between, fit, fit_to, refined, rounds_as
+from actordbg.document.blocks import UNCHECKED
 from actordbg.judge.explain_outputs import told
+from actordbg.judge.explained_sides import ExplainedEngine
 
 ROWS, TOKENS, VOCABULARY = 6, 200, 40
 
@@ -79,6 +81,18 @@ def test_nothing_is_named_in_what_is_healthy():
         fitted = fit(drawn.sample)
         assert not fitted.named and not fitted.unknown and not fitted.expected and not fitted.placeholders, (seed, fitted)
         assert told(fitted, drawn.sample.own, 1, 1.0).sentences == ()
+
+
+def test_few_tokens_have_a_distance_and_no_name_and_nobody_is_right_by_them():
+    drawn = Drawn()
+    recorded = np.full(ROWS * TOKENS, np.nan)
+    recorded[:4] = drawn.at(1.0)[:4] - 10
+    fitted = drawn.fitted(recorded)
+    assert fitted.before == pytest.approx(10) and not fitted.named and not fitted.unknown
+    engine = ExplainedEngine("vLLM 1", {"alone": told(fitted, drawn.sample.own, 1, 1.0)}, {})
+    assert (
+        engine.verdict.word == UNCHECKED and "10 nats from the truth over 3 tokens: these are too few" in engine.verdict.sentence
+    )
 
 
 def test_what_no_token_shows_is_named_by_all_of_them_and_what_is_smaller_is_not():

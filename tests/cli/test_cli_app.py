@@ -48,15 +48,17 @@ def test_a_failure_is_a_message_and_no_traceback(words, code, exit_code, said):
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, typer.Abort])
-def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys, ended):
-    def interrupted(**_settings):
+def test_a_command_that_is_interrupted_says_so(store, monkeypatch, capsys, ended):
+    def interrupted(*_given, **_named):
         raise ended
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `main` replaces
-    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["actordbg", "--store", str(store.root), "index"])
+    monkeypatch.setattr("actordbg.catalog.indexer.refresh", interrupted)
     with pytest.raises(SystemExit, match="130"):
         app.main()
-    assert capsys.readouterr() == ("", "interrupted\n")
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.splitlines()[-1] == "interrupted"
 
 
 def test_a_missing_module_of_a_plain_installation_is_a_defect_and_not_hidden(store):

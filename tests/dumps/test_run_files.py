@@ -336,6 +336,8 @@ PLAIN = {
     "a mask that is too long": (lambda rows: rows[3]["loss_mask"].extend([1, 1]), set()),
     "nulls at the output of tools": (of_tools_without, {("environment", TRAINER)}),
     "a mask that begins in the prompt, where no side has a figure": (of_prompts_too, {("mask", TRAINER)}),
+    "no mask, zeros in the prompt": (lambda rows: [row.pop("loss_mask") for row in rows], set()),
+    "no mask, no log-probs of the trainer": (lambda rows: [(row.pop("loss_mask"), row.pop("logprobs")) for row in rows], set()),
     "no end token is trained on": (lambda rows: [row["loss_mask"].__setitem__(-1, 0) for row in rows], {("mask", TRAINER)}),
 }
 

@@ -444,11 +444,13 @@ def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path):
     assert "finite" in {law.name for law in lint(store.root, paths).broken}
 
 
-def test_a_fact_of_another_type_leaves_a_law_or_a_dump_unchecked(tmp_path):
-    store, paths = published(tmp_path, 'fact rollout.top_p "high"')
+@pytest.mark.parametrize("fact, law", [("rollout.top_p", "sampling"), ("loss.clip_eps_low", "formula")])
+def test_a_fact_of_another_type_leaves_a_law_unchecked_and_the_others_judge(tmp_path, fact, law):
+    store, paths = published(tmp_path, f'fact {fact} "high"', "all rollout_log_probs 0,0 0.5")
     findings = lint(store.root, paths)
-    assert not findings.broken and "sampling" not in {law.name for law in findings.held}
-    assert linted(store)["not_checked"]
+    assert [broken.name for broken in findings.broken] == ["log-probs"]
+    assert law not in {held.name for held in findings.held}
+    assert linted(store)["not_checked"][0] == "4 dumps that cannot be read whole"
 
 
 def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwards(tmp_path, monkeypatch):
