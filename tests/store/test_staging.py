@@ -342,7 +342,7 @@ def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypa
         invoke("--store", "nosuch://x/y", "dump", "ls")
     with pytest.raises(StoreProblem, match=f"there is no store at {url}x"):
         invoke("store", "pull", f"{url}x", str(tmp_path / "c"))
-    assert f"there is no store at {url}y yet" in runner.invoke(app, ["--store", f"{url}y", "dump", "ls"]).stderr
+    assert f"there is no store at {url}y yet" in run_here("--store", f"{url}y", "dump", "ls").stderr
     assert json.loads(invoke("store", "pull", url, str(tmp_path / "d"), "--json"))["files"] > 10
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(EnvironmentProblem, match="needs fsspec"):
