@@ -62,12 +62,13 @@ def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
 def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
     """Select the `count` dumps that differ most in run, function, role, padding, mode, trigger, last result, rows and length.
 
-    Begins with the longest dump, and then takes the dump that is farthest from all taken so far (Gonzalez's traversal, 1985,
-    https://doi.org/10.1016/0304-3975(85)90224-5). If there are fewer kinds than `count`, adds others evenly over time.
+    Begins with the longest dump, of the fewest rows, and then takes the dump that is farthest from all taken so far (Gonzalez's
+    traversal, 1985, https://doi.org/10.1016/0304-3975(85)90224-5), so most rows come with another length, and laws, which look at
+    most rows, take less time. If there are fewer kinds than `count`, adds others evenly over time.
     """
     kinds: dict[tuple[object, ...], DumpRow] = {}
     rows = select_dumps(catalog, where)
-    for row in sorted(rows, key=lambda row: (-row.seq_len, row.dump_id)):
+    for row in sorted(rows, key=lambda row: (-row.seq_len, row.batch_size, row.dump_id)):
         kinds.setdefault((*_words(row), row.batch_size, row.seq_len), row)
     left = list(kinds.values())
     taken: list[DumpRow] = []

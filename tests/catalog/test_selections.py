@@ -92,6 +92,14 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(store):
     assert {row.call_index for row in sample} == {0, 320, 352}, "each run and each function may be the wrong one"
 
 
+def test_a_sample_begins_with_the_longest_dump_of_the_fewest_rows(store):
+    for index, (rows, length) in enumerate([(4, 64), (2, 64), (4, 16), (2, 16)]):
+        cases.publish(store, cases.record(index, batch_size=rows, seq_len=length, tokens=rows * length))
+    catalog = open_fresh(store)
+    sample = select_dumps(catalog, selections.diverse(catalog, None, 2))
+    assert {(row.batch_size, row.seq_len) for row in sample} == {(2, 64), (4, 16)}
+
+
 @pytest.mark.parametrize(
     "options, inputs",
     [(("--lf",), 1), (("--diverse", "4", "--where", "rank<2"), 4)],
