@@ -239,7 +239,7 @@ def first_action(calls: Calls, answer: Answer) -> None:
     by_step: dict[Hashable, dict[bytes, dict[int, list[tuple[int, RecordedCall, int]]]]] = {}
     pairs = [(call, pair) for call in calls for pair, bad in enumerate(_late_pairs(call)) if bad]
     if len(pairs) >= LATE:
-        words = f"the action mask misses the first token of the answer, in {len(pairs)} pairs"
+        words = f"the action mask misses the first token of the response, in {len(pairs)} pairs"
         answer.violated(pairs[0][0], words, pairs[0][1])
     for call in calls:
         of_texts = call.fact("loss.beta") or call.fact("loss.policy_loss_type") == "sft"
@@ -261,7 +261,7 @@ def first_action(calls: Calls, answer: Answer) -> None:
         )
         if len(late) >= LATE and 2 * len(late) > len(stems) and len(of_stems) == 1 and (len(of_prompts) > 1 or 1 in of_prompts):
             _, call, row = next(iter(late[0].values()))[0]
-            words = f"the action mask misses the first sampled token, in {len(late)} of {plural(len(stems), 'prompt')}"
+            words = f"the action mask misses the first token of the response, in {len(late)} of {plural(len(stems), 'prompt')}"
             answer.violated(call, f"{words}: their samples differ before it", row)
 
 

@@ -243,7 +243,7 @@ LAWS = (
     RecordedLaw(
         "first action", "samples of a prompt are equal up to their first action", "OpenRLHF#973",
         "begin it at the first token behind the prompt: column j of a mask [B, A] is token S - A + j", ("action_mask",), TRAINER,
-        fails="the action mask misses the first sampled token", judge=mask_laws.first_action,
+        fails="the action mask misses the first token of the response", judge=mask_laws.first_action,
     ),
     RecordedLaw(
         "environment", "tokens of a tool or an environment are not actions", "trl PR#4975",
