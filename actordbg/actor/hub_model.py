@@ -108,15 +108,18 @@ def first_letters(model: str) -> dict[int, str]:
     hub's cache, and if it does not cut the text into pieces, as BPE and Unigram do.
     """
     file = Path(model).expanduser() / TOKENIZER
-    found = file if file.is_file() else cached_file(model, TOKENIZER)
-    made = read_json(found) if found else {}
-    pieces, added = made.get("model"), made.get("added_tokens")
-    if not isinstance(pieces, dict) or not isinstance(added, list) or pieces.get("type") not in ("BPE", "Unigram"):
+    path = file if file.is_file() else cached_file(model, TOKENIZER)
+    made = read_json(path) if path and model else {}
+    try:
+        pieces = made["model"]
+        if pieces["type"] not in ("BPE", "Unigram"):
+            return {}
+        listed = pieces["vocab"]
+        ids = {piece: at for at, (piece, _) in enumerate(listed)} if isinstance(listed, list) else dict(listed)
+        ids |= {token["content"]: token["id"] for token in made["added_tokens"]}
+        return {at: piece[0] for piece, at in ids.items() if piece and not piece.startswith("<0x")}  # a byte of a letter
+    except (LookupError, TypeError, ValueError, AttributeError):  # not as tokenizers writes it
         return {}
-    listed = pieces["vocab"]
-    ids = {piece: at for at, (piece, _) in enumerate(listed)} if isinstance(listed, list) else listed
-    ids |= {token["content"]: token["id"] for token in added}
-    return {at: piece[0] for piece, at in ids.items() if piece and not piece.startswith("<0x")}  # a byte of a letter
 
 
 @functools.lru_cache(maxsize=32)

@@ -45,7 +45,7 @@ _IN_FILES = {
 }
 """What a law needs, where all dumps were made of files that a run left behind."""
 READ = Rule("readable", "every dump can be read")
-Judged: TypeAlias = tuple[RecordedCall | None, list[Answer], set[str], list[str]]
+Judged: TypeAlias = tuple[RecordedCall | None, list[Answer], set[str], str]
 """A call, trimmed; what the laws of single calls said of it; the names of what it has; what of it cannot be read, and why."""
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
@@ -84,8 +84,7 @@ class LintFindings(Findings):
                 else answer.lacks or "calls that it is about"
             )
         if self.unreadable:
-            dumps = {why.partition(": ")[0] for why in self.unreadable}
-            self.left = [NotChecked(READ, f"{plural(len(dumps), 'dump')} that cannot be read whole")]
+            self.left = [NotChecked(READ, f"{plural(len(self.unreadable), 'dump')} that cannot be read whole")]
 
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
@@ -130,9 +129,10 @@ class Linting:
         """Check the laws of single calls."""
         self.keep(*_judged(lambda: call, call.record.dump_id))
 
-    def keep(self, call: RecordedCall | None, answers: Sequence[Answer], names: set[str], unread: Sequence[str]) -> None:
+    def keep(self, call: RecordedCall | None, answers: Sequence[Answer], names: set[str], unread: str) -> None:
         """Add what `_judged` returned."""
-        self.findings.unreadable += unread
+        if unread:
+            self.findings.unreadable.append(unread)
         if call is not None:
             self.kept.append(call)
         self.findings.recorded |= names
@@ -184,7 +184,8 @@ def add(total: RuleOutcome, outcome: RuleOutcome) -> None:
 @np.errstate(all="ignore")
 def _judged(read: Callable[[], RecordedCall], name: str) -> Judged:
     """Check the laws of single calls on a call, and trim it. What stops one law does not stop the others."""
-    answers, unread = list[Answer](), list[str]()
+    answers, names, reasons = list[Answer](), set[str](), list[str]()
+    kept = None
     try:
         call = read()
         for law in LAWS:
@@ -194,11 +195,13 @@ def _judged(read: Callable[[], RecordedCall], name: str) -> Judged:
                 law.judge(call, answer := Answer(law))
                 answers.append(answer)
             except _ODD as error:
-                unread.append(f"{name}: {law.name}: {error!r:.200}")
+                reasons.append(f"{law.name}: {error!r:.200}")
         names = call.recorded_names
-        return call.trim(), answers, names, unread
+        kept = call.trim()
     except (ActordbgError, OSError, *_ODD) as error:
-        return None, answers, set(), [*unread, f"{name}: {getattr(error, 'message', error)}"]
+        reasons.append(str(getattr(error, "message", error)))
+    why = "; ".join(reasons)
+    return kept, answers, names, f"{name}: {why}" if why else ""
 
 
 def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:

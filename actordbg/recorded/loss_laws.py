@@ -121,10 +121,10 @@ def _formula(given: Numbers, wanted: Numbers, others: Mapping[str, Numbers], lim
 def formula(calls: Calls, answer: Answer) -> None:
     """Look for steps whose losses are those of another formula than the recorded settings say, or reward a KL."""
     for words, losses in steps(calls):
-        if (times := losses[0].fact("loss.kl_coef")) is not None and times < 0:
-            answer.violated(
-                losses[0], f"{words}: the KL penalty's coefficient is {number(times)}: distance from the base is rewarded"
-            )
+        coefficient = losses[0].fact("loss.kl_coef")
+        if coefficient is not None and coefficient < 0:
+            rewarded = f"the KL penalty's coefficient is {number(coefficient)}: distance from the base is rewarded"
+            answer.violated(losses[0], f"{words}: {rewarded}")
     for step in summed(calls, answer):
         if step.formula:
             answer.violated(step.first, f"{step.sums}; they are those of {step.formula}", size=step.off / step.size)

@@ -484,6 +484,16 @@ def test_a_mask_that_begins_late_is_told_from_a_merged_prompt_by_how_the_tokens_
     assert any("where answers begin" in left.said for left in findings.left) != judged
 
 
+@pytest.mark.parametrize("vocab", [{}, {"vocab": 3}, {"vocab": [["a"]]}])
+def test_another_file_than_tokenizers_writes_and_one_that_no_model_names_have_no_letters(tmp_path, monkeypatch, vocab):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {"type": "BPE", **vocab}, "added_tokens": []}))
+    assert first_letters.__wrapped__(str(tmp_path)) == {}
+    path.write_text(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": []}))
+    assert first_letters.__wrapped__(str(tmp_path)) == {0: "a"} and first_letters.__wrapped__("") == {}
+
+
 @pytest.mark.parametrize("scale, said", [(1.0, ", 4 times it"), (0.3, "")])
 def test_a_factor_of_one_micro_batch_is_only_believed_if_it_is_whole(tmp_path, scale, said):
     step, store = Step(), Store(tmp_path).create()
